@@ -13,14 +13,18 @@ import click
 
 from rlds2reverb.datasets.dataset_statistics import DatasetStatistics
 from rlds2reverb.datasets.summary import find_reference_returns
-from rlds2reverb.errors import ServerUnavailableError
+from rlds2reverb.datasets.transforms import DropFields, apply_transforms
+from rlds2reverb.datasets.valid_episodes import FILES
+from rlds2reverb.errors import ServerUnavailableError, SourceError
 from rlds2reverb.system.text import format_bytes
 from rlds2reverb.types.locations import is_table_directory, server_address
 from rlds2reverb.types.specs import describe, leaves, path_name
 from rlds2reverb.types.tables import MAX_ITEMS
 
 from . import output, written_directories
+from .config_options import config_options
 from .declarations import flag, option
+from .main import INVALID_DATA, OK
 from .number_types import Number, seconds
 from .options import GroupedCommand, report_option, require_unused
 from .output import json_option
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
 
 _HEADINGS = {
     "Report": ["report_path", "has_films"],
-    "Input": [*READING_NAMES, "timeout"],
+    "Input": [*READING_NAMES, "drop_fields", "timeout"],
     "Score": ["reference_returns", "is_d4rl"],
 }
 
@@ -41,6 +45,7 @@ _HEADINGS = {
 @click.command(cls=GroupedCommand, headings=_HEADINGS)
 @click.argument("sources", metavar="SRC...", nargs=-1, required=True)
 @reading_options
+@config_options("drop_fields")
 @report_option
 @flag(
     "--film",
@@ -71,8 +76,9 @@ def inspect(
     reference_returns: tuple[float, float] | None,
     is_d4rl: bool,
     timeout: float,
+    drop_fields: tuple[str, ...],
     **options: Any,
-) -> None:
+) -> int:
     """Summarize a dataset, a converted directory, a server, or training runs.
 
     \b
@@ -95,17 +101,19 @@ def inspect(
     if are_runs:
         _require_runs(sources)
     if are_runs or is_server or is_table_directory(src):
-        require_unused({"reference_returns", "is_d4rl", *READING_NAMES}, "requires a dataset")
+        require_unused({"reference_returns", "is_d4rl", "drop_fields", *READING_NAMES}, "requires a dataset")
         if are_runs:
             _inspect_runs(sources, report_path, has_films=has_films, as_json=as_json)
-            return
+            return OK
         require_unused({"report_path"}, "requires a dataset or training runs")
         if is_server:
             _inspect_server(src, timeout, as_json=as_json)
         else:
             _inspect_directory(src, as_json=as_json)
-        return
+        return OK
     source = open_source({**options, "source": src})
+    if drop_fields:
+        source, _ = apply_transforms(source, [DropFields(drop_fields)])
     scores: dict[str, Any] = {"reference_returns": reference_returns or None, "is_d4rl": is_d4rl}
     find_reference_returns(source, **scores)  # Raises before the dataset is read.
     statistics = DatasetStatistics(source, has_sample=report_path is not None)
@@ -117,9 +125,10 @@ def inspect(
 
             report = report_statistics(statistics, report_path, **scores)
         _print_report(report, report_path, as_json=as_json)
-        return
-    if statistics.error:
-        raise statistics.error
+        return OK
+    unreadable = [problem for problem in statistics.problems if problem.field == FILES]
+    if statistics.error or (unreadable and not statistics.parts.counts["episodes"]):
+        raise statistics.error or SourceError(unreadable[0].message)
     summary, findings = statistics.parts.finish(source, **scores), statistics.findings
     if as_json:
         mapped = {name: rows for name, rows in source.statistics.items() if name == "mapping"}
@@ -131,6 +140,10 @@ def inspect(
         if findings:
             names = ", ".join(dict.fromkeys(f"{finding.check} ({finding.severity})" for finding in findings))
             print(f"\nfindings: {names}; see rlds2reverb validate")
+    if unreadable:
+        are_left_out = f"{output.count(statistics.num_unreadable, 'episode')} cannot be read, and left out above"
+        output.fail(f"{are_left_out}; rlds2reverb validate lists them: {output.name_options(str(unreadable[0]))}")
+    return INVALID_DATA if unreadable else OK
 
 
 def _is_run(location: str) -> bool:

@@ -162,7 +162,8 @@ _checking_options = combine(
     option(
         "--on-invalid",
         choices=["error", "skip_episode", "keep"],
-        help="Handling of invalid episodes; with 'error', nothing is written if any episode is invalid.",
+        help="Handling of episodes that are invalid or, with 'skip_episode', cannot be read; with 'error', nothing is "
+        "written if any episode is invalid.",
     ),
     option(
         "--save-statistics",

@@ -40,6 +40,12 @@ def _parse_names(text: str) -> list[str]:
     return names
 
 
+def _parse_cameras(names: Sequence[str]) -> list[str] | None:
+    if "none" in names and len(names) > 1:
+        raise click.BadParameter(f"must be the names of cameras, or only none, got {' '.join(names)}")
+    return [name for name in names if name != "none"] if names else None
+
+
 def _parse_numbers(text: str) -> dict[str, float]:
     try:
         numbers = {name: float(number) for name, _, number in (pair.partition(":") for pair in text.split(","))}
@@ -59,6 +65,7 @@ def _parse_choice(choices: Mapping[str, Any], text: str) -> Any:
 _TYPES: dict[Any, tuple[str, Callable[[str], Any]]] = {
     bool: ("true|false", partial(_parse_choice, {"true": True, "false": False})),
     int: ("N", lambda text: at_least_1.convert(text, None, None)),
+    float: ("NUMBER", float),
     Sequence: ("NAME,...|none", _parse_names),
     Mapping: ("FIELD:NUMBER,...", _parse_numbers),
     str: ("PATH", expand_path),
@@ -79,7 +86,7 @@ def _read_annotation(annotation: Any) -> tuple[str, Callable[[str], Any]]:
 _ARGUMENTS = {
     name: _read_annotation(annotation)
     for name, annotation in get_type_hints(load).items()
-    if name not in ("source", "split", "download", "mapping", "return")
+    if name not in ("source", "split", "cameras", "download", "mapping", "on_invalid", "return")
 }
 
 
@@ -124,6 +131,15 @@ reading_options = combine(
         help="YAML or JSON file of changes: rename, join, split, copy, constant, cast, drop, select, trim, rate, "
         "delta, absolute, binarize, resize, crop and describe, applied in order; see docs/preprocessing.md.",
     ),
+    option(
+        "--camera",
+        "cameras",
+        multiple=True,
+        metavar="NAME",
+        show_default="all",
+        callback=lambda ctx, param, names: _parse_cameras(names),
+        help=f"{_takers('cameras')}: camera to read, such as front; none reads no images. Repeatable.",
+    ),
     flag("--download", help=f"{_takers('download')}: download the dataset if it is not on this machine."),
     click.option(
         "--load",
@@ -131,11 +147,18 @@ reading_options = combine(
         cls=AssignmentOption,
         assigned={name: name for name in _ARGUMENTS},
         callback=_read_arguments,
-        help="How the dataset is read, such as last_step=boundary or cameras=front,wrist. --load help explains all "
-        "names. Repeatable.",
+        help="How the dataset is read, such as last_step=boundary. --load help explains all names. Repeatable.",
     ),
 )
 READING_NAMES = parameter_names(reading_options)
+SKIP = "skip_episode"
+#: For commands that do not write the episodes.
+on_invalid_option = option(
+    "--on-invalid",
+    choices=["error", SKIP],
+    default="error",
+    help="Handling of episodes that are invalid or cannot be read; skip_episode leaves them out.",
+)
 
 
 def open_source(options: dict[str, Any]) -> Source:
@@ -158,5 +181,6 @@ def open_source(options: dict[str, Any]) -> Source:
 
 def get_load_arguments(options: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of `load` that the `reading_options` describe."""
-    names = ("split", "mapping", "download")
-    return {**{name: options[name] for name in names}, **options["load_arguments"]}
+    names = ("split", "cameras", "mapping", "download")
+    arguments = {**{name: options[name] for name in names}, **options["load_arguments"]}
+    return {**arguments, "on_invalid": SKIP} if options.get("on_invalid") == SKIP else arguments

@@ -27,7 +27,7 @@ from .number_types import at_least_1
 from .options import GroupedCommand, reference_options, require_unused
 from .output import json_option
 from .quiet import import_quietly
-from .reading import READING_NAMES, open_source, reading_options
+from .reading import READING_NAMES, on_invalid_option, open_source, reading_options
 
 if TYPE_CHECKING:
     from rlds2reverb.learners.runs import Run
@@ -43,7 +43,7 @@ _HEADINGS = {
     "Evaluation": [name for name in _GROUPS["Evaluation"] if name != "reference_returns"]
     + parameter_names(reference_options),
     "Checkpoints and logs": _GROUPS["Checkpoints and logs"],
-    "Input": READING_NAMES,
+    "Input": [*READING_NAMES, "on_invalid"],
     "Preprocessing": _GROUPS["Preprocessing"],
 }
 
@@ -115,6 +115,7 @@ def run_dir_option(description: str) -> Callable[[Any], Any]:
 @config_options(*[name for names in _GROUPS.values() for name in names if name != "reference_returns"])
 @reference_options
 @reading_options
+@on_invalid_option
 @json_option
 def train(as_json: bool, **options: Any) -> int:
     """Train an agent from a dataset and evaluate it.
@@ -146,11 +147,11 @@ def train(as_json: bool, **options: Any) -> int:
     TrainingConfig(algo, **passed)
     source = None if options["source"] == NO_DATA else options["source"]
     if source is None:
-        require_unused(set(READING_NAMES), "requires a dataset")
+        require_unused({*READING_NAMES, "on_invalid"}, "requires a dataset")
     elif server_address(source) is None and not is_table_directory(source):
         source = replace(open_source(options), warnings=())  # Which it has printed.
     else:
-        require_unused(set(READING_NAMES), "requires a dataset; the items of a table are converted")
+        require_unused({*READING_NAMES, "on_invalid"}, "requires a dataset; the items of a table are converted")
     import_quietly("tf_agents.agents.tf_agent", "rlds2reverb.training.training")
     from rlds2reverb.learners.runs import load_run
     from rlds2reverb.training import Training

@@ -68,7 +68,12 @@ class _Result:
     def notes(self) -> list[str]:
         """The notes on open ends, on lost data and on transforms."""
         about_ends = describe_unterminated(self._parts.counts["unterminated"])
-        notes = (*about_ends, *self._parts.left_out.describe_left_out(), *self.transform_notes)
+        notes = [*about_ends, *self._parts.left_out.describe_left_out(), *self.transform_notes]
+        if self.statistics is not None and self.statistics.num_unreadable:
+            are_left_out = (
+                f"{self.statistics.num_unreadable:,} episodes cannot be read, and are not checked; convert and"
+            )
+            notes.append(f"{are_left_out} train leave them out with --on-invalid skip_episode")
         return [output.name_options(note) for note in notes]
 
     @property
@@ -147,7 +152,8 @@ def _check(options: dict[str, Any], max_problems: int, *, has_sample: bool) -> _
             result.statistics.read(progress, "check")
         if result.statistics.error:
             raise result.statistics.error
-        source.step_spec  # noqa: B018 - Raises if no episode has steps.
+        if not result.statistics.num_unreadable:
+            source.step_spec  # noqa: B018 - Raises if no episode has steps.
     except SourceError as error:
         result.source_error = output.describe_error(error)
     return result

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 from rlds2reverb.adders.trajectory_windows import TrajectoryWindows
 from rlds2reverb.datasets import Source, load
 from rlds2reverb.datasets.readers.in_memory import from_episodes
+from rlds2reverb.datasets.valid_episodes import skip_invalid
 from rlds2reverb.errors import ArgumentError, ServerRestartedError
 from rlds2reverb.reverb.client import (
     NO_LIMIT,
@@ -173,6 +174,7 @@ def ingest(
     run = IngestRun(configs, adder, priority, layout=layout, on_invalid=on_invalid, options=options)
     run = replace(run, resume=resume, timeout_secs=timeout_secs, progress=isolate(progress))
     destination = _split_destination(destination)
+    source = skip_invalid(_load(source)) if on_invalid == "skip_episode" else source
     if not isinstance(destination, (list, tuple)):
         report = run.write(source, run.open(destination))
         report.emit_note_warnings()
@@ -195,6 +197,7 @@ def ingest(
         total.merge_counts(report)
         total.left_out_fields = report.left_out_fields
         total.warnings += tuple(warning for warning in report.warnings if warning not in total.warnings)
+    total.skipped_episodes += len(source.skipped or ())
     total.set_fingerprint(fingerprints)
     total.emit_note_warnings()
     return total
@@ -294,6 +297,8 @@ class IngestRun:
             self._write_to_directory(transfer, destination, description)
         else:
             self._write_to_server(transfer, destination, description)
+        if shard is None:
+            transfer.report.skipped_episodes += len(source.skipped or ())
         return transfer.report
 
     def _write_to_directory(self, transfer: Transfer, path: Path, description: dict[str, Any]) -> None:

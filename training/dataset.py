@@ -23,6 +23,7 @@ from rlds2reverb.datasets.steps.goals import add_goal
 from rlds2reverb.datasets.steps.loaded_steps import LoadedSteps, Preparation, TooLargeError, convert_columns, read_steps
 from rlds2reverb.datasets.steps.step_columns import StepColumns
 from rlds2reverb.datasets.transforms import ScaleRewards, clip_actions, parse_reward
+from rlds2reverb.datasets.valid_episodes import describe_skipped
 from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.stored_items import StoredItems, decode_images
@@ -125,7 +126,7 @@ def open_dataset(
         clip_actions=config.clip_actions,
         has_advice=config.env is not None,
     )
-    notes += [] if about_bounds is None else [about_bounds]
+    notes += [*([] if about_bounds is None else [about_bounds]), *describe_skipped(source, dataset.num_skipped)]
     if about_bounds is not None and OF_DATA in about_bounds:
         warnings += [_describe_odd(finding) for finding in dataset.odd_actions]
     clipping = dataset.count_clipped(action_spec)

@@ -31,6 +31,8 @@ def concatenate_sources(sources: Sequence[Source]) -> Source:
     kinds = sorted({source.kind for source in sources})
     if len(kinds) > 1:
         raise SourceError(f"{name} mixes datasets of the kinds {' and '.join(kinds)}; convert them separately")
+    rates = [source.metadata.get("fps") for source in sources]
+    about_rates = [] if _common(rates) == rates[0] else [f"{name} have different rates (fps): {_list_rates(rates)}"]
     counts = [source.count for source in sources if source.count is not None]
     read = _Concatenation(sources).read
     return Source(
@@ -39,7 +41,7 @@ def concatenate_sources(sources: Sequence[Source]) -> Source:
         read,
         num_episodes=_sum([source.num_episodes for source in sources]),
         num_rows=_sum([source.num_rows for source in sources]),
-        warnings=tuple(dict.fromkeys(warning for source in sources for warning in source.warnings)),
+        warnings=tuple(dict.fromkeys([*about_rates, *(text for source in sources for text in source.warnings)])),
         metadata=_common([source.metadata for source in sources]) or {},
         **{name: _common([getattr(source, name) for source in sources]) for name in _DESCRIPTIONS},
         count=(lambda: sum(count() for count in counts)) if len(counts) == len(sources) else None,
@@ -53,6 +55,10 @@ def concatenate_sources(sources: Sequence[Source]) -> Source:
 def _sum(counts: Sequence[int | None]) -> int | None:
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
+
+
+def _list_rates(rates: Sequence[Any]) -> str:
+    return ", ".join(dict.fromkeys("unknown" if rate is None else str(rate) for rate in rates))
 
 
 def _common(values: Sequence[Any]) -> Any:

@@ -14,6 +14,7 @@ from .checks.findings import Finding
 from .source import Source
 from .step_sample import StepSampler
 from .summary import SummaryParts
+from .valid_episodes import read_readable
 
 _MAX_PROBLEMS = 50
 
@@ -26,6 +27,7 @@ class DatasetStatistics:
       parts: the summary of its episodes.
       problems: the first problems found.
       num_problems: number of problems found.
+      num_unreadable: number of episodes among them that cannot be read.
       invalid: positions of the first episodes with problems.
       error: the error at which the dataset could not be read any further, or None.
       sampler: the random sample of steps; None if it was not requested.
@@ -41,16 +43,20 @@ class DatasetStatistics:
         """
         self.source, self.parts = source, SummaryParts()
         self.problems: list[Problem] = []
-        self.num_problems, self.invalid = 0, list[int]()
+        self.num_problems, self.num_unreadable, self.invalid = 0, 0, list[int]()
         self.error: SourceError | None = None
         self.sampler = StepSampler() if has_sample else None
         self._max_problems, self._checks = max_problems, DatasetChecks(source)
         self._step_spec: Nest = None
 
     def read(self, progress: ProgressCallback, stage: str) -> None:
-        """Reads the dataset to its end or to an error, and shows each episode as a part of a stage."""
+        """Reads the dataset to its end, and shows each episode as a part of a stage.
+
+        An episode that cannot be read is a problem; in a source that can only be read from the first episode, it is the
+        error at which reading ends.
+        """
         errors: list[SourceError] = []
-        episodes = read_until_error(self.source.read(), errors)
+        episodes = read_until_error(read_readable(self.source, self._add_unreadable), errors)
         for batch in batch_episodes(show_progress(episodes, progress, stage)):
             self.add_batch(batch)
         self.error = errors[0] if errors else None
@@ -72,6 +78,10 @@ class DatasetStatistics:
     def findings(self) -> list[Finding]:
         """What the checks have found; see `check_dataset`."""
         return self._checks.finish()
+
+    def _add_unreadable(self, problem: Problem) -> None:
+        self.num_problems, self.num_unreadable = self.num_problems + 1, self.num_unreadable + 1
+        self.problems += [problem][: max(0, self._max_problems - len(self.problems))]
 
     def _find_problems(self, batch: EpisodeBatch, position: int) -> None:
         for number, episode in enumerate(batch.episodes, position):

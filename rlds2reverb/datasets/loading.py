@@ -15,6 +15,7 @@ from typing import Any, Literal
 from rlds2reverb.errors import ArgumentError, SourceError
 from rlds2reverb.system.installation import explain_left_out
 from rlds2reverb.system.text import list_some, suggest
+from rlds2reverb.types.arguments import require_one_of
 from rlds2reverb.types.locations import is_table_directory, server_address
 
 from .concatenation import concatenate_sources
@@ -41,6 +42,7 @@ from .readers.autoreset import AutoresetMode, remove_resets, warn_of_resets
 from .readers.rlds_conventions import LastStep
 from .source import Identity, Source
 from .steps import stores
+from .valid_episodes import skip_invalid
 
 _PATHS = [
     *(ogbench.FILE, neorl.FILE, vd4rl.FILE, robomimic.FILE, aloha.FILE, maniskill.FILE, d4rl.FILE),
@@ -81,9 +83,11 @@ def load(
     frame_stack: int | None = None,
     done: Literal["terminal", "truncated"] | None = None,
     cameras: Sequence[str] | None = None,
+    tolerance_s: float | None = None,
     mapping: Any = None,
     data_dir: str | Path | None = None,
     download: bool = False,
+    on_invalid: Literal["error", "skip_episode"] = "error",
 ) -> Source:
     """Opens a dataset as a `Source`; the format is detected.
 
@@ -138,10 +142,14 @@ def load(
         'truncated'; the default depends on the dataset, and a warning says what was assumed.
       cameras: LeRobot and ALOHA only: columns of images and videos to read, such as 'observation.images.front' or only
         'front'; an empty list reads none. By default all are read. The videos of other cameras are not decoded.
+      tolerance_s: LeRobot only: maximum difference in seconds between the timestamp of a row and that of its video
+        frame, the nearest one; by default a quarter of the interval between rows. `validate` reports differences.
       mapping: changes of fields, episodes and rates, such as `{"rename": {"observation.agentview_image":
         "observation.images.front"}}`, or the path of a YAML file of them; see docs/preprocessing.md.
       data_dir: names of TFDS and OGBench only: the data directory in which names are looked up.
       download: names of TFDS and Minari only: whether a dataset that is not on this machine may be downloaded.
+      on_invalid: handling of episodes that cannot be read, or have problems (see `episodes.find_problems`): 'error', or
+        'skip_episode', which leaves them out and lists them in `Source.skipped`.
 
     Returns:
       A `Source`, an iterable of episodes.
@@ -168,17 +176,20 @@ def load(
         "frame_stack": frame_stack,
         "done": done,
         "cameras": None if cameras is None else tuple(cameras),
+        "tolerance_s": tolerance_s,
         "data_dir": data_dir,
         "download": download or None,
     }
     if autoreset is not None and independent_rows:
         raise ArgumentError("makes each row an episode", about="independent_rows", value=True, autoreset=autoreset)
+    require_one_of("on_invalid", on_invalid, ("error", "skip_episode"))
     changes = None if mapping is None else DatasetMapping.parse(mapping)
     opened = _open(source, {name: value for name, value in options.items() if value is not None})
     if autoreset is not None:
         opened = remove_resets(opened, autoreset)
     elif opened is not source:
         opened = warn_of_resets(opened)
+    opened = opened if on_invalid == "error" else skip_invalid(opened)
     return opened if changes is None else changes.apply(opened)
 
 

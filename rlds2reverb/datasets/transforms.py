@@ -64,9 +64,22 @@ def apply_transforms(source: Source, transforms: Sequence[Transform]) -> tuple[S
     - `notes`: sentences for the user, from any transform
     """
     for transform in transforms:
+        if isinstance(transform, DropFields):
+            source, transform = _leave_out(source, transform)
         options = None if is_user_code(transform) else [repr(transform), dict(source.full_metadata)]
         source = identify_step(source, apply_fitted(source, *transform.fit(source)), options)
     return source, dict(source.statistics)
+
+
+def _leave_out(source: Source, transform: DropFields) -> tuple[Source, DropFields]:
+    """Returns a source that does not read the fields to drop, which may be damaged, and the drop of the others."""
+    reader: Any = getattr(source.read, "__self__", None)
+    if not hasattr(reader, "without"):
+        return source, transform
+    changed, paths = reader.without(transform.paths)
+    statistics = {**source.statistics, "dropped_fields": [*source.statistics.get("dropped_fields", []), *paths]}
+    left = DropFields(tuple(path for path in transform.paths if path not in paths))
+    return identify_step(source, replace(source, read=changed.read, statistics=statistics), repr(transform)), left
 
 
 def apply_fitted(source: Source, function: EpisodeFn, fitted: dict[str, Any]) -> Source:
@@ -488,6 +501,8 @@ class DropFields:
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
         """Implements `Transform.fit`; metadata of the first episode that has steps may be missing in others."""
+        if not self.paths:
+            return lambda episode: episode, {"dropped_fields": []}
         first = next((episode for episode in source.read() if episode.num_steps), None)
         known = {} if first is None else make_metadata_spec(first)
 

@@ -23,11 +23,15 @@ _SAME_SPEC_ADVICE = "convert all episodes to the same spec, or convert them into
 
 
 class Contradiction(NamedTuple):
-    """Two statements of a dataset about an episode that differ: the step (None for the whole episode), and both."""
+    """Two statements of a dataset about an episode that differ: the step (None for the whole episode), and both.
+
+    `check` is the name of the finding that reports it, a key of `findings.CHECKS`.
+    """
 
     step: int | None
     field: str
     message: str
+    check: str = "contradiction"
 
 
 class FinalRow(IntEnum):

@@ -547,8 +547,8 @@ def test_convert_to_a_server_exits_with_75_when_no_server_answers(data, capsys):
         (["inspect", "HOPPER", "--max-episode-steps", "5"], "pass --load max_episode_steps=VALUE"),
         (["inspect", "HOPPER", "HOPPER", "--load", "done=terminal"], "several SRC must all be directories of training"),
         (
-            ["inspect", "HOPPER", "--load", "cameras=a,,b"],
-            "--load cameras must be names separated by commas, or only none",
+            ["inspect", "HOPPER", "--load", "extra_fields=a,,b"],
+            "--load extra_fields must be names separated by commas, or only none",
         ),
         (["convert", "HOPPER", "--out", "localhost:1", "--format", "d4rl"], "--format requires a path as --out"),
         (["convert", "HOPPER", "--out", "localhost:1", "--max-size", "9"], "--max-size requires a directory as --out"),

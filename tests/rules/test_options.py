@@ -74,6 +74,7 @@ VALUES = {
     "frame_stack": 2,
     "done": "truncated",
     "cameras": ["wrist"],
+    "tolerance_s": 0.01,
     "data_dir": "elsewhere",
     "download": True,
 }
@@ -167,7 +168,9 @@ def test_each_option_of_load_has_an_effect_or_is_an_error(sources, unchanged, na
         try:
             changed = fingerprint(load(source, **{option: value}))
         except (FileNotFoundError, ValueError) as error:
-            assert name == "a D4RL name" or "".join(value) in str(error)  # Names what the option asks for.
+            assert name == "a D4RL name" or (f"{option}={value}" if option == "tolerance_s" else "".join(value)) in str(
+                error
+            )  # Names what the option asks for.
         else:
             assert changed != unchanged(name)
 
@@ -183,9 +186,8 @@ def test_declared_options_are_the_arguments_of_load():
         for name, parameter in inspect.signature(load).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
-    assert (
-        set(VALUES) == arguments - {"mapping"} == {option for file_format in BUILT_IN for option in file_format.options}
-    )
+    about_formats = arguments - {"mapping", "on_invalid"}
+    assert set(VALUES) == about_formats == {option for file_format in BUILT_IN for option in file_format.options}
 
 
 def test_robomimic_split_selects_the_demonstrations_of_a_filter_key(sources):
@@ -211,9 +213,12 @@ def test_help_lists_the_formats_of_each_option(capsys):
     load_text = " ".join(capsys.readouterr().out.split())
     for option in VALUES:
         titles = [file_format.title for file_format in BUILT_IN if file_format.title and option in file_format.options]
-        if option in ("split", "download"):
+        if option in ("split", "cameras", "download"):
             families = [title for title in titles if title.removesuffix(" names") not in titles or "names" not in title]
-            assert re.search(rf"--{option}( \S+)? {', '.join(families)}[:,]", help_text), (option, titles)
+            assert re.search(rf"--{option.removesuffix('s')}( \S+)? {', '.join(families)}[:,]", help_text), (
+                option,
+                titles,
+            )
         else:
             (text,) = re.findall(rf" {option}=\S+ (.*?)(?: \w+=|$)", load_text)
             formats = text.partition(" only: ")[0].replace("RLDS", "TFDS")

@@ -17,7 +17,7 @@ from rlds2reverb.types.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.types.specs import Nest, leaves, make_step_spec
 
 from ..source import Source
-from . import actions, conventions, copies, ends, images, numbers, outliers, resets
+from . import actions, conventions, copies, ends, grippers, images, numbers, outliers, resets, times
 from .findings import CHECKS, SEVERITIES, Finding, Tallies, Tally
 from .transition_blocks import Block
 
@@ -33,7 +33,7 @@ class _Check(Protocol):
 _CHECKS: tuple[Callable[[Source], _Check], ...] = (
     *(numbers.Numbers, numbers.Constants, outliers.Jumps, actions.ActionBounds, images.FrozenCameras),
     *(ends.Rewards, ends.Lengths, conventions.Conventions, resets.Autoresets),
-    copies.Contradictions,
+    *(copies.Contradictions, times.Times, grippers.Grippers),
 )
 _BLOCK_CHECKS: tuple[Callable[[Block, Tallies], None], ...] = (
     *(actions.find_repetitions, images.find_odd_images, ends.find_odd_ends, copies.find_empty_texts),
@@ -53,7 +53,7 @@ class DatasetChecks:
         self._checks: list[_Check] = [check(source) for check in only or _CHECKS]
         self._block_checks: list[Callable[[Block, Tallies], None]] = []
         if not only:
-            self._block_checks += [*_BLOCK_CHECKS, copies.Copies().find, copies.Times(source).find]
+            self._block_checks += [*_BLOCK_CHECKS, copies.Copies().find]
         self._tallies: Tallies = defaultdict(Tally)
         self._step_spec: Nest = None
 

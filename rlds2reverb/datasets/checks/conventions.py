@@ -50,7 +50,7 @@ class Conventions:
         if not len(block.positions):
             return
         for field in block.fields:
-            if field.is_image and field.rows.dtype.kind == "f":
+            if field.is_image and field.rows.dtype.kind == "f" and not field.is_depth:
                 self._add_values(block, field.name, "values", field.flat.max(axis=1), _describe_images)
             elif field.group == fields.ACTION and field.is_float:
                 for number, column in enumerate(field.flat.T):

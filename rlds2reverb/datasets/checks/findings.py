@@ -54,6 +54,9 @@ CHECKS = {
     "reset-steps": ("warning", "first steps that are resets", Message("leave them out", autoreset="next_step")),
     "reset-observations": ("warning", "final observations of resets", Message("drop them", autoreset="same_step")),
     "contradiction": ("warning", "statements that the rows contradict", "convert or download the dataset again"),
+    "stale-index": ("warning", "rows in a different file than stated", "update the metadata, or convert it again"),
+    "video-span": ("warning", "frames of a video that no row uses", "compare the images with the states there"),
+    "video-drift": ("info", "frames at other times than the rows", "nothing, unless the times are meant to be equal"),
     "single-step-episodes": ("warning", "episodes without a transition", "remove them, or join them to others"),
     "duplicate-episodes": ("warning", "an episode equals an earlier one", "remove the copies"),
     "episode-longer-than-limit": ("warning", "more steps than the time limit", "check how episodes were split"),
@@ -65,7 +68,11 @@ CHECKS = {
     "timestamps-not-increasing": ("warning", "a time is not after the one before it", "sort the steps"),
     "dropped-frames": ("warning", "a gap between two times", "split the episode there, or resample it"),
     "timestamp-drift": ("warning", "times depart from a constant rate", "resample the episode"),
+    "contradicting-rate": ("warning", "times at another rate than stated", "correct fps in the metadata"),
+    "mixed-rates": ("warning", "a few episodes at another rate", "resample them, or train on them separately"),
     "missing-text": ("warning", "empty strings", "fill in the text, or drop the field"),
+    "shuffled-rows": ("warning", "rows in another order than their numbers", "sort the rows, or convert it again"),
+    "inverted-gripper": ("warning", "a few episodes open where others close", "invert the gripper in these episodes"),
     "mixed-conventions": ("warning", "a few episodes use a different convention", "convert all episodes to one"),
 }
 

@@ -39,6 +39,8 @@ def find_odd_images(block: Block, tallies: Tallies) -> None:
 
 def _find_odd_images(block: Block, field: Field) -> dict[str, np.ndarray]:
     """Returns which images of a field each check finds, bool `[M]`; their range is that of the images of an episode."""
+    if field.is_depth:
+        return {"black-images": ~field.flat.any(axis=1)}
     is_bytes = field.rows.dtype == np.uint8
     few = field.rows[:, ::_THINNING, ::_THINNING]
     highest = few.max(axis=tuple(range(1, few.ndim)))

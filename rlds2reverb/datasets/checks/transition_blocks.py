@@ -60,11 +60,17 @@ class Field:
 
     @property
     def is_image(self) -> bool:
-        """True if the field has images, `[H, W]` of bytes or `[H, W, channels]` of bytes or floats."""
+        """True if the field has images, `[H, W]` or `[H, W, channels]` of bytes, uint16 or floats (with channels)."""
         shape = self.rows.shape[1:]
-        if self.rows.dtype != np.uint8 and (self.rows.dtype.kind != "f" or len(shape) != 3):
+        if self.rows.dtype not in (np.uint8, np.uint16) and (self.rows.dtype.kind != "f" or len(shape) != 3):
             return False
         return len(shape) in (2, 3) and sum(size >= _MIN_EDGE for size in shape) >= 2
+
+    @property
+    def is_depth(self) -> bool:
+        """True if the field has images of distances rather than of brightness: uint16, or floats with one channel."""
+        is_metres = self.rows.dtype.kind == "f" and self.rows.shape[3:] == (1,)
+        return self.is_image and (self.rows.dtype == np.uint16 or is_metres)
 
     @property
     def is_float(self) -> bool:

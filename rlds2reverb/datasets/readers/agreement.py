@@ -25,7 +25,9 @@ def find_contradictions(facts: Facts) -> Iterator[Contradiction]:
         steps = np.flatnonzero(values != others)
         if len(steps):
             message = f"{name} is {values[steps[0]]}, but {other_name} {others[steps[0]]}"
-            yield Contradiction(int(steps[0]) if np.ndim(value) else None, field, message)
+            is_shuffled = len(steps) > 1 and values.dtype.kind in "iuf" and np.array_equal(np.sort(values), others)
+            check = "shuffled-rows" if is_shuffled else "contradiction"
+            yield Contradiction(int(steps[0]) if np.ndim(value) else None, field, message, check)
 
 
 def add_contradictions(episode: Episode, facts: Facts) -> Episode:

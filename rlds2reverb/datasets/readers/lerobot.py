@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb.errors import Message, SourceError
+from rlds2reverb.errors import ArgumentError, Message, SourceError
 from rlds2reverb.types import fields
 from rlds2reverb.types.arguments import require_one_of
-from rlds2reverb.types.episodes import Episode
+from rlds2reverb.types.episodes import Contradiction, Episode
 
 from ..formats import Format
 from ..source import Source, identify_files, split_metadata
-from .agreement import Facts, add_contradictions, find_contradictions
+from .agreement import Facts, find_contradictions
 from .columns import as_flags, insert_column, make_log_episode, select_cameras
 from .d4rl import require_new_names
 from .json_files import as_dict
@@ -44,7 +45,6 @@ from .lerobot_meta import (
     Metadata,
     StoredEpisode,
     read_metadata,
-    require_separate_spans,
 )
 
 #: Meanings of `next.done` in an episode that neither succeeds nor is truncated.
@@ -59,6 +59,7 @@ def open_lerobot(
     extra_fields: Sequence[str] = (),
     done: str | None = None,
     cameras: Sequence[str] | None = None,
+    tolerance_s: float | None = None,
 ) -> Source:
     """Opens a LeRobot dataset.
 
@@ -81,22 +82,30 @@ def open_lerobot(
         default 'truncated' if the dataset records success, but no truncation, otherwise 'terminal'; a warning says so.
       cameras: columns of images and videos to read, such as 'observation.images.front' or the end of such a name after
         a dot, 'front'; None for all. The others are neither opened nor decoded.
+      tolerance_s: maximum difference in seconds between the timestamp of a row and that of its frame, the nearest one;
+        None for a quarter of the interval between rows. Differences above 0.1 ms are contradictions of the episode.
 
     Raises:
       SourceError: If metadata are missing, damaged or hostile, or there is no such split, column or camera; while
-        iterating, if a file is missing or damaged, or a video has no frame at a timestamp.
-      ValueError: If `done` is unknown.
+        iterating, if a file is missing or damaged, a video has no frame at a timestamp, or it has that of a different
+        episode.
+      ValueError: If `done` is unknown, or `tolerance_s` is not a number >= 0.
     """
+    if tolerance_s is not None and not 0 <= tolerance_s < float("inf"):
+        raise ArgumentError(f"must be a number >= 0, got {tolerance_s}", about="tolerance_s")
     if done is not None:
         require_one_of("done", done, DONE_MEANINGS)
     metadata = read_metadata(path)
     if cameras is not None:
         metadata.features = _select_cameras(metadata, cameras)
     features = metadata.features
-    require_separate_spans(metadata, [name for name, feature in features.items() if feature.dtype == "video"])
     if split is not None:
         metadata.episodes = _select_split(metadata, split)
-    reader = _EpisodeReader(metadata, _select_fields(metadata, extra_fields), done or _choose_done(features))
+    paths = _select_fields(metadata, extra_fields)
+    if tolerance_s is not None and not any(features[name].dtype == "video" for name in paths):
+        sentence = f"requires videos, which {path.name} does not contain or read; leave it out"
+        raise ArgumentError(sentence, about="tolerance_s", value=tolerance_s)
+    reader = _EpisodeReader(metadata, paths, done or _choose_done(features), tolerance_s)
     num_episodes, num_rows = len(metadata.episodes), sum(episode.num_rows for episode in metadata.episodes)
     own = metadata.own.get("metadata")
     if not isinstance(own, dict):
@@ -170,11 +179,51 @@ def _select_fields(metadata: Metadata, extra_fields: Sequence[str]) -> dict[str,
     return paths
 
 
+class _DataFiles:
+    """The data file that is open, from which episodes are read in order."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], images: Sequence[str]):
+        self._shapes, self._images = shapes, images
+        self._path: Path | None = None
+        self._rows: Any = None
+
+    def read(self, path: Path, first_row: int, stored: StoredEpisode, where: str) -> Any:
+        """Returns the rows of an episode; raises `SourceError` unless they are there, and no others."""
+        from .lerobot_files import RowReader
+
+        if path != self._path or first_row < self._rows.row:
+            self.close()
+            self._rows = RowReader(path, self._shapes, self._images, first_row=first_row)
+            self._path = path
+        table = self._rows.read(first_row, stored.num_rows)
+        if EPISODE_INDEX not in self._shapes:
+            return table
+        indices = table[EPISODE_INDEX].to_numpy()
+        if (indices != stored.index).any():
+            row = int(np.argmax(indices != stored.index))
+            raise SourceError(
+                f"{where}, step {row}: {path} has episode_index {indices[row]} where meta/ expects {stored.index}; "
+                + _VERSIONS_ADVICE
+            )
+        if self._rows.peek(EPISODE_INDEX) == stored.index:
+            raise SourceError(
+                f"{path} has more rows of episode {stored.index} than the {stored.num_rows} that meta/ lists; "
+                + _VERSIONS_ADVICE
+            )
+        return table
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._path is not None:
+            self._rows.close()
+        self._path = None
+
+
 class _EpisodeReader:
     """Reads the episodes of a dataset."""
 
-    def __init__(self, metadata: Metadata, paths: dict[str, tuple[str, ...]], done: str):
-        self._metadata, self.paths, self._done = metadata, paths, done
+    def __init__(self, metadata: Metadata, paths: dict[str, tuple[str, ...]], done: str, tolerance_s: float | None):
+        self._metadata, self.paths, self._done, self._tolerance_s = metadata, paths, done, tolerance_s
         features = metadata.features
         own = [
             REWARD,
@@ -195,53 +244,78 @@ class _EpisodeReader:
         self._vectors = vectors if isinstance(vectors, list) else []
         self._images = [name for name in stored if features[name].dtype == "image"]
         self._shapes = {name: features[name].shape for name in stored if name not in self._images}
+        #: The data file and the first row of each episode by its `episode_index`, if those in `meta/` are wrong.
+        self._found: dict[int, tuple[Path, int]] = {}
 
     def list_files(self) -> set[Path]:
         """Returns the files that are read: all metadata, and the rows and videos of the episodes."""
         episodes, meta = self._metadata.episodes, self._metadata.root / "meta"
-        videos = {stored.videos[name][0] for stored in episodes for name in self._videos}
-        return {stored.data for stored in episodes} | videos | {path for path in meta.rglob("*") if path.is_file()}
+        videos = {stored.videos[name].path for stored in episodes for name in self._videos}
+        data = {*self._list_data(), *(stored.data for stored in episodes)}
+        return data | videos | {path for path in meta.rglob("*") if path.is_file()}
+
+    def without(self, dropped: Sequence[str]) -> tuple[_EpisodeReader, list[str]]:
+        """Returns a reader that does not read some fields, and the paths of those among them that it has read."""
+        joined = {name: "/".join(path) for name, path in self.paths.items()}
+        found = {name: [path for path in dropped if f"{joined[name]}/".startswith(f"{path}/")] for name in joined}
+        kept = {name: path for name, path in self.paths.items() if not found[name]}
+        if {path[0] for path in kept.values()} >= {fields.OBSERVATION, fields.ACTION}:
+            reader = _EpisodeReader(self._metadata, kept, self._done, self._tolerance_s)
+            return reader, list({path: None for paths in found.values() for path in paths})
+        return self, []
 
     def read(self, first: int = 0, stop: int | None = None) -> Iterator[Episode]:
         """Yields the episodes of a range."""
-        from .lerobot_files import RowReader
-
-        rows: RowReader | None = None
-        path = None
-        with contextlib.ExitStack() as stack:
+        with contextlib.closing(_DataFiles(self._shapes, self._images)) as files:
             for index in range(len(self._metadata.episodes))[first:stop]:
                 stored = self._metadata.episodes[index]
-                if rows is None or stored.data != path:
-                    stack.close()
-                    path = stored.data
-                    rows = RowReader(path, self._shapes, self._images, first_row=stored.first_row)
-                    stack.callback(rows.close)
-                table = rows.read(stored.first_row, stored.num_rows)
-                if EPISODE_INDEX in self._shapes and rows.peek(EPISODE_INDEX) == stored.index:
-                    raise SourceError(
-                        f"{path} has more rows of episode {stored.index} than the {stored.num_rows} that meta/ lists; "
-                        + _VERSIONS_ADVICE
-                    )
-                yield self._make_episode(table, stored, index)
+                table, odd = self._read_rows(files, stored, f"{self._metadata.root.name}: episode {index}")
+                yield self._make_episode(table, stored, index, odd)
 
-    def _make_episode(self, table: Any, stored: StoredEpisode, index: int) -> Episode:
-        from .lerobot_files import decode_images, read_frames, to_array
+    def _read_rows(self, files: _DataFiles, stored: StoredEpisode, where: str) -> tuple[Any, list[Contradiction]]:
+        """Returns the rows of an episode, and what is odd about their place."""
+        place = self._found.get(stored.index, (stored.data, stored.first_row))
+        try:
+            table = files.read(*place, stored, where)
+        except SourceError:
+            self._found = self._find_rows()
+            if self._found.get(stored.index, place) == place:
+                raise
+            place = self._found[stored.index]
+            table = files.read(*place, stored, where)
+        if place[0] == stored.data:
+            return table, []
+        message = f"meta/ expects the rows in {stored.data.name}, but they are in {place[0].name}"
+        return table, [Contradiction(None, "data/file_index", message, "stale-index")]
+
+    def _find_rows(self) -> dict[int, tuple[Path, int]]:
+        """Returns the file and the first row of each episode whose rows are next to each other, by `episode_index`."""
+        from .lerobot_files import read_column
+
+        found: dict[int, list[tuple[Path, int]]] = defaultdict(list)
+        for path in self._list_data():
+            indices = read_column(path, EPISODE_INDEX)
+            for row in np.flatnonzero(np.diff(indices, prepend=-1)).tolist():
+                found[int(indices[row])].append((path, row))
+        return {index: places[0] for index, places in found.items() if len(places) == 1}
+
+    def _list_data(self) -> list[Path]:
+        return sorted((self._metadata.root / "data").rglob("*.parquet"))
+
+    def _make_episode(self, table: Any, stored: StoredEpisode, index: int, odd: list[Contradiction]) -> Episode:
+        from .lerobot_files import decode_images, to_array
 
         where = f"{self._metadata.root.name}: episode {index}"
         columns = {name: to_array(table[name], shape, f"{where}: '{name}'") for name, shape in self._shapes.items()}
-        if EPISODE_INDEX in columns and (columns[EPISODE_INDEX] != stored.index).any():
-            row = int(np.argmax(columns[EPISODE_INDEX] != stored.index))
-            raise SourceError(
-                f"{where}, step {row}: {stored.data} has episode_index {columns[EPISODE_INDEX][row]} where meta/ "
-                f"expects {stored.index}; " + _VERSIONS_ADVICE
-            )
         features = self._metadata.features
         for name in self._images:
             columns[name] = decode_images(table[name], features[name].shape, f"{where}: '{name}'")
         for name in self._videos:
-            video, start, _ = stored.videos[name]
-            times = start + columns[TIMESTAMP].astype(np.float64)
-            columns[name] = read_frames(video, times, features[name].shape, f"{where}: '{name}'")
+            from .lerobot_videos import read_camera
+
+            span, times = stored.videos[name], columns[TIMESTAMP]
+            columns[name], found = read_camera(features[name], span, times, where, self._tolerance_s)
+            odd += found
         nest: dict[str, Any] = {}
         for name, path in self.paths.items():
             was_vector = columns[name].ndim == 1 and name in self._vectors
@@ -257,12 +331,13 @@ class _EpisodeReader:
         )
         timestamps = None if TIMESTAMP in self.paths else columns.get(TIMESTAMP)
         episode = replace(episode, unterminated=not is_ended, timestamps=timestamps, metadata=stored.metadata)
-        return add_contradictions(replace(episode, seed=stored.seed), self._list_facts(columns, stored, where))
+        odd += find_contradictions(self._list_facts(columns, stored, where))
+        return replace(episode, seed=stored.seed, contradictions=tuple(odd))
 
     def _list_facts(self, columns: Mapping[str, np.ndarray], stored: StoredEpisode, where: str) -> Facts:
         """Returns what rows state about their places and tasks."""
         rows, facts = np.arange(stored.num_rows), {}
-        for name, first in ((FRAME_INDEX, 0), (INDEX, columns.get(INDEX, rows)[0])):
+        for name, first in ((FRAME_INDEX, 0), (INDEX, columns.get(INDEX, rows).min())):
             facts[name] = {name: columns.get(name), "the row requires": rows + first}
         listed = [text.encode() for text in stored.tasks if isinstance(text, str)]
         if TASK_INDEX in columns and listed:
@@ -303,5 +378,5 @@ def _is_directory(location: Any) -> bool:
     return isinstance(location, Path) and (location / "meta" / "info.json").is_file()
 
 
-_OPTIONS = ("split", "extra_fields", "done", "cameras")
+_OPTIONS = ("split", "extra_fields", "done", "cameras", "tolerance_s")
 DIRECTORY = Format("a LeRobot directory", _is_directory, open_lerobot, _OPTIONS, "LeRobot")

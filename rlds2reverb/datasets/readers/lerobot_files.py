@@ -1,7 +1,8 @@
-"""Safe reading of the files of LeRobot datasets: rows and images from parquet files, and frames from videos."""
+"""Safe reading of the parquet files of LeRobot datasets: rows, and images in them."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,21 +14,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlds2reverb.errors import SourceError
-from rlds2reverb.system.installation import install_command
 from rlds2reverb.system.text import format_bytes
 from rlds2reverb.types.specs import ArraySpec
 
-from ..steps.image_files import decode_column, decode_images as decode_files, is_grey_16
+from ..steps.image_files import decode_column, decode_images as decode_files, find_dtype
 from .hdf5 import require_plausible_size
 
-#: Maximum difference in seconds between the timestamp of a row and that of its video frame, as in LeRobot.
-TOLERANCE_SECS = 1e-4
 #: Maximum size of a row, which has to fit in memory many times.
-_MAX_ROW_BYTES = 64 << 20
+MAX_ROW_BYTES = 64 << 20
 _BLOCK_BYTES = 4 << 20
 _MAX_BLOCK_ROWS = 1 << 16
 _IMAGE_BLOCK_ROWS = 32
-_ADVICE = "copy or download the dataset again"
+ADVICE = "copy or download the dataset again"
 
 
 @contextmanager
@@ -36,12 +34,12 @@ def parquet_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise SourceError(f"{path} is missing; {_ADVICE}") from error
+        raise SourceError(f"{path} is missing; {ADVICE}") from error
     except (pa.ArrowException, OSError, ValueError) as error:
         if isinstance(error, SourceError):
             raise
         reason = str(error).partition("\n")[0]
-        raise SourceError(f"{path} cannot be read as parquet ({reason}); {_ADVICE}") from error
+        raise SourceError(f"{path} cannot be read as parquet ({reason}); {ADVICE}") from error
 
 
 def read_rows(path: Path, is_wanted: Callable[[str], bool] = lambda name: True) -> list[dict[str, Any]]:
@@ -50,6 +48,14 @@ def read_rows(path: Path, is_wanted: Callable[[str], bool] = lambda name: True) 
         names = file.schema_arrow.names
         _require_plausible(path, file.metadata.num_rows, 8 * len(names))
         return file.read([name for name in names if is_wanted(name)]).to_pylist()
+
+
+def read_column(path: Path, name: str) -> np.ndarray:
+    """Returns a column of integers of a parquet file, `[R]`; empty if there is none."""
+    with parquet_errors(path), pq.ParquetFile(path) as file:
+        _require_plausible(path, file.metadata.num_rows, 8)
+        has_column = name in file.schema_arrow.names
+        return file.read([name])[name].to_numpy() if has_column else np.zeros(0, np.int64)
 
 
 class RowReader:
@@ -74,11 +80,12 @@ class RowReader:
             metadata = self._file.metadata
             missing = [name for name in columns if name not in self._file.schema_arrow.names]
             if missing:
-                raise SourceError(f"{path} has no column '{missing[0]}', which meta/info.json lists; {_ADVICE}")
+                raise SourceError(f"{path} has no column '{missing[0]}', which meta/info.json lists; {ADVICE}")
             row_bytes = sum(8 * math.prod(shape) for shape in shapes.values())
             _require_plausible(path, metadata.num_rows, row_bytes)
             block_rows = _IMAGE_BLOCK_ROWS if images else int(np.clip(_BLOCK_BYTES // row_bytes, 1, _MAX_BLOCK_ROWS))
-            groups, self._row = _find_groups(metadata, first_row)  # The number of the first pending row.
+            #: The number of the first pending row.
+            groups, self.row = _find_groups(metadata, first_row)
             self._batches = self._file.iter_batches(
                 batch_size=block_rows, row_groups=groups, columns=columns, use_threads=False
             )
@@ -88,22 +95,20 @@ class RowReader:
         """Returns some rows.
 
         Raises:
-          SourceError: If the file is damaged, or ends before them, or one of them has been read before.
+          SourceError: If the file is damaged, or ends before them.
         """
-        if first_row < self._row:
-            raise SourceError(f"{self._path}: the rows of its episodes overlap in meta/episodes; {_ADVICE}")
         parts: list[pa.Table] = []
         row, stop = first_row, first_row + num_rows
         with parquet_errors(self._path):
             while row < stop:
                 if not self._fill():
                     message = f"{self._path} ends after row {row}"
-                    raise SourceError(f"{message}, inside an episode of {num_rows} rows; {_ADVICE}")
-                skipped = min(row - self._row, len(self._pending))
+                    raise SourceError(f"{message}, inside an episode of {num_rows} rows; {ADVICE}")
+                skipped = min(row - self.row, len(self._pending))
                 parts.append(self._pending.slice(skipped, stop - row))
                 row += len(parts[-1])
                 self._pending = self._pending.slice(skipped + len(parts[-1]))
-                self._row += skipped + len(parts[-1])
+                self.row += skipped + len(parts[-1])
         return pa.concat_tables(parts)
 
     def peek(self, name: str) -> Any:
@@ -127,10 +132,10 @@ class RowReader:
 
 def _require_plausible(path: Path, num_rows: int, row_bytes: int) -> None:
     """Raises `SourceError` for rows that are too large, or far more of them than the file can contain."""
-    if row_bytes > _MAX_ROW_BYTES:
+    if row_bytes > MAX_ROW_BYTES:
         raise SourceError(
             f"{path}: meta/info.json declares rows of {format_bytes(row_bytes)}; the limit is "
-            f"{format_bytes(_MAX_ROW_BYTES)}"
+            f"{format_bytes(MAX_ROW_BYTES)}"
         )
     require_plausible_size(str(path), path.stat().st_size, num_rows * row_bytes)
 
@@ -149,11 +154,13 @@ def _find_groups(metadata: Any, first_row: int) -> tuple[list[int], int]:
 def to_array(column: pa.ChunkedArray, shape: tuple[int, ...], where: str) -> np.ndarray:
     """Returns a column of numbers as an array `[T, *shape]`, or of strings as objects `[T]`.
 
-    A shape of `(1,)` stands for a scalar column: the result is `[T]`.
+    A shape of `(1,)` stands for a scalar column: the result is `[T]`. Records become strings with JSON.
 
     Raises:
       SourceError: If values are missing, are not of this shape, or are neither numbers nor strings.
     """
+    if _has_records(column.type):  # LeRobot's annotations.
+        return np.array([json.dumps(row, default=str).encode() for row in column.to_pylist()], object)
     values, num_rows = column.combine_chunks(), len(column)
     if isinstance(values, pa.ChunkedArray):
         values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
@@ -161,20 +168,25 @@ def to_array(column: pa.ChunkedArray, shape: tuple[int, ...], where: str) -> np.
         if isinstance(values.type, pa.BaseExtensionType):  # Multi-dimensional arrays of the `datasets` package.
             values = values.storage
             continue
-        if values.null_count or pa.types.is_struct(values.type):
+        if values.null_count:
             break
         values = values.flatten()
     if values.null_count:
-        raise SourceError(f"{where} has missing values (null); fill them, or drop the episode")
+        raise SourceError(f"{where} has missing values (null); fill them, or leave it out", DropFields=...)
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         array = np.array([text.encode() for text in values.to_pylist()], object)
     else:
         array = values.to_numpy(zero_copy_only=False)
     if (array.dtype.kind not in "biuf" and array.dtype != object) or pa.types.is_nested(values.type):
-        raise SourceError(f"{where} must contain numbers or strings, got {values.type}")
+        raise SourceError(f"{where} must contain numbers or strings, got {values.type}; leave it out", DropFields=...)
     if len(array) != num_rows * math.prod(shape):
-        raise SourceError(f"{where} must have {list(shape)} values per row, as in meta/info.json; {_ADVICE}")
+        message = f"{where} must have {list(shape)} values per row, as in meta/info.json; {ADVICE}, or leave it out"
+        raise SourceError(message, DropFields=...)
     return array.reshape(num_rows, *(() if shape == (1,) else shape))
+
+
+def _has_records(kind: pa.DataType) -> bool:
+    return pa.types.is_struct(kind) or (pa.types.is_nested(kind) and _has_records(kind.value_type))
 
 
 def decode_images(column: pa.ChunkedArray, shape: tuple[int, ...], where: str) -> np.ndarray:
@@ -192,81 +204,8 @@ def decode_images(column: pa.ChunkedArray, shape: tuple[int, ...], where: str) -
     for row, file in enumerate(files):
         if not isinstance(file, bytes):
             raise SourceError(f"{where}, step {row}: the image is not in the parquet file; convert the dataset again")
-    if math.prod(shape) > _MAX_ROW_BYTES:
-        raise SourceError(f"{where}: images must have at most {format_bytes(_MAX_ROW_BYTES)}, got {list(shape)}")
-    pixels = ArraySpec(shape, np.dtype(np.uint16 if files and is_grey_16(files[0]) else np.uint8))
-    advice = f"fix the shape in meta/info.json, or {_ADVICE}"
+    if math.prod(shape) > MAX_ROW_BYTES:
+        raise SourceError(f"{where}: images must have at most {format_bytes(MAX_ROW_BYTES)}, got {list(shape)}")
+    pixels = ArraySpec(shape, find_dtype(files[0] if files else b""))
+    advice = f"fix the shape in meta/info.json, or {ADVICE}"
     return decode_column(files, pixels, decode_files, lambda row: f"{where}, step {row}", advice)
-
-
-def _require_size(size: tuple[int, int], shape: tuple[int, ...], where: str) -> None:
-    if size != (shape[1], shape[0]) or math.prod(shape) > _MAX_ROW_BYTES:
-        raise SourceError(f"{where}: the image must be {shape[1]}x{shape[0]} as in meta/info.json, got "
-                          f"{size[0]}x{size[1]}; {_ADVICE}")  # fmt: skip
-
-
-def import_av() -> Any:
-    """Returns the module `av`.
-
-    Raises:
-      ImportError: If PyAV is not installed.
-    """
-    try:
-        import av
-    except ImportError as error:
-        raise ImportError(
-            f"the videos of LeRobot datasets require PyAV ({error}); run {install_command('lerobot')}"
-        ) from error
-    return av
-
-
-def read_frames(path: Path, times: np.ndarray, shape: tuple[int, ...], where: str) -> np.ndarray:
-    """Returns the frames of a video at the given times: uint8 `[T, height, width, 3]`.
-
-    Args:
-      path: the MP4 file.
-      times: times in seconds, ascending: float64 `[T]`.
-      shape: height, width, and 3.
-      where: name of the camera and the episode, for error messages.
-
-    Raises:
-      SourceError: If the file is missing or damaged, its frames have a different size, or no frame is within
-        `TOLERANCE_SECS` of a time.
-    """
-    try:
-        av = import_av()
-    except ImportError as error:
-        raise SourceError(str(error)) from error
-    if math.prod(shape) > _MAX_ROW_BYTES or (np.diff(times) <= 0).any():
-        raise SourceError(f"{where}: timestamps must increase, and frames have at most {format_bytes(_MAX_ROW_BYTES)}")
-    frames = np.empty((len(times), *shape), np.uint8)
-    row = 0
-    try:
-        # Neither a URL nor a playlist, which FFmpeg would follow.
-        with path.open("rb") as file, av.open(file, format="mp4") as container:
-            stream = container.streams.video[0]
-            stream.thread_type = "AUTO"
-            _require_size((stream.codec_context.width, stream.codec_context.height), shape, where)
-            container.seek(int((times[0] - TOLERANCE_SECS) / stream.time_base), stream=stream)
-            for frame in container.decode(stream):
-                time = float(frame.pts * stream.time_base)
-                if time < times[row] - TOLERANCE_SECS:
-                    continue
-                if time > times[row] + TOLERANCE_SECS:
-                    break
-                _require_size((frame.width, frame.height), shape, f"{where}, step {row}")
-                frames[row] = frame.to_ndarray(format="rgb24")
-                row += 1
-                if row == len(times):
-                    return frames
-    except FileNotFoundError as error:
-        raise SourceError(f"{where}: {path} is missing; {_ADVICE}") from error
-    except (av.error.FFmpegError, IndexError, OSError, OverflowError, TypeError, ValueError) as error:
-        if isinstance(error, SourceError):
-            raise
-        raise SourceError(f"{where}: {path} is damaged at step {row} ({error}); {_ADVICE}") from error
-    raise SourceError(
-        f"{where}, step {row}: {path} has no frame within {TOLERANCE_SECS:g} s of {times[row]:.4f} s; if the video is "
-        "complete, its timestamps are wrong: convert the dataset again, or leave out the camera",
-        cameras=...,
-    )

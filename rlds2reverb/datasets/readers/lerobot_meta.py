@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb.errors import Message, SourceError
+from rlds2reverb.errors import SourceError
 from rlds2reverb.types import fields
 from rlds2reverb.types.specs import Nest
 
@@ -27,6 +27,8 @@ FRAME_INDEX, INDEX = "frame_index", "index"
 BOOKKEEPING = (TIMESTAMP, FRAME_INDEX, EPISODE_INDEX, INDEX, TASK_INDEX)
 REWARD, DONE, SUCCESS, TRUNCATED = "next.reward", "next.done", "next.success", "next.truncated"
 _ENDS = (DONE, SUCCESS, TRUNCATED)
+#: Dtype of columns with lists of annotations, which LeRobot 0.6 names `language_persistent` and `language_events`.
+LANGUAGE = "language"
 #: Metadata with the names of the elements of columns, such as motors, as JSON.
 FEATURE_NAMES = "feature_names"
 #: File in which rlds2reverb describes the steps that it wrote, and the environment.
@@ -36,9 +38,6 @@ _PLACEHOLDER = re.compile(r"\{(episode_chunk|episode_index|chunk_index|file_inde
 #: Dtypes of metadata, which JSON does not keep.
 _NUMBER = re.compile(r"bool|float(16|32|64)|u?int(8|16|32|64)")
 _MAX_DIMENSIONS = 5
-#: Maximum overlap of the spans of two episodes in frames, and maximum deviation of a span from its length.
-_MAX_OVERLAP, _MAX_DRIFT = 0.5, 0.01
-_SPAN_ADVICE = Message("convert the dataset again, or leave out the camera", cameras=...)
 
 
 @dataclass(frozen=True)
@@ -50,12 +49,33 @@ class Feature:
       dtype: 'image', 'video', or the type of its numbers or strings.
       shape: shape of a row; for images height, width and number of channels.
       path: its place in a step, such as ('observation', 'state').
+      depth: for videos of depth, how it is quantised; otherwise None.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     path: tuple[str, ...]
+    depth: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Span:
+    """The place of an episode in a video.
+
+    Attributes:
+      path: the MP4 file.
+      start: time of its first frame in the file, in seconds: `from_timestamp`.
+      stop: time at which it ends: `to_timestamp`; None if it is not stated.
+      before: end of the span before it in the file, 0 for the first one; None if it is not known.
+      after: start of the span after it in the file; None if there is none.
+    """
+
+    path: Path
+    start: float = 0.0
+    stop: float | None = None
+    before: float | None = None
+    after: float | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +87,7 @@ class StoredEpisode:
       num_rows: its number of rows.
       data: the parquet file.
       first_row: its first row in that file.
-      videos: the video, the time of the first frame in it, and that of the end, by camera.
+      videos: the place in a video, by camera.
       tasks: texts of the tasks of its rows; empty if they are not stated.
       seed: seed of the environment, if rlds2reverb wrote the dataset.
       metadata: further fields in `meta/`; see `Episode.metadata`.
@@ -77,7 +97,7 @@ class StoredEpisode:
     num_rows: int
     data: Path
     first_row: int
-    videos: Mapping[str, tuple[Path, float, float | None]]
+    videos: Mapping[str, Span]
     tasks: Sequence[Any] = ()
     seed: int | None = None
     metadata: dict[str, Nest] = field(default_factory=dict)
@@ -129,6 +149,12 @@ def read_metadata(root: Path) -> Metadata:
     info = read_json(path)
     if not isinstance(info, dict) or not isinstance(info.get("features"), dict):
         raise SourceError(f"{path} must be a JSON object with 'features'; copy or download it again")
+    storage = info.get("storage_format")
+    if storage not in (None, "parquet"):
+        raise SourceError(
+            f"{path}: storage_format must be 'parquet', got {storage!r}; write the dataset again as parquet and MP4 "
+            "files, which LeRobotDataset of the lerobot package does"
+        )
     version = info.get("codebase_version")
     if version not in _VERSIONS:
         raise SourceError(
@@ -138,7 +164,7 @@ def read_metadata(root: Path) -> Metadata:
     own_path = path.with_name(OWN_FILE)
     own = as_dict(read_json(own_path) if own_path.is_file() else {})
     features = {name: _read_feature(name, feature, own, path) for name, feature in info["features"].items()}
-    if "observation" not in {feature.path[0] for feature in features.values() if feature.path}:
+    if not own:
         features = _name_other_columns(features)
     read = _read_v3 if version == "v3.0" else _read_v2
     tasks, rows = read(root, info, [name for name in features if features[name].dtype == "video"])
@@ -147,7 +173,7 @@ def read_metadata(root: Path) -> Metadata:
     seeds = [row.get("seed") if type(row.get("seed")) is int else None for _, _, row in rows]
     parts = zip(rows, seeds, metadata, strict=True)
     episodes = [replace(stored, seed=seed, metadata=values) for (stored, _, _), seed, values in parts]
-    expected = info.get("total_episodes")
+    expected = info.get("total_episodes", len(episodes))
     if expected != len(episodes) or len({episode.index for episode in episodes}) != len(episodes):
         raise SourceError(
             f"{root}: meta/ lists {len(episodes)} episodes, but info.json says {expected}; download it again"
@@ -164,33 +190,21 @@ def _list_tasks(row: Mapping[str, Any]) -> Sequence[Any]:
     return tasks if isinstance(tasks, list) else ()
 
 
-def require_separate_spans(metadata: Metadata, cameras: Sequence[str]) -> None:
-    """Raises `SourceError` if the span of an episode in a video has another length, or reaches into the next one.
-
-    Some writers set `to_timestamp` to the time of the last frame, in all episodes.
-    """
-    fps: Any = metadata.info.get("fps")
-    if not isinstance(fps, (int, float)) or fps <= 0:
-        return
+def join_spans(episodes: Sequence[StoredEpisode], cameras: Sequence[str]) -> list[StoredEpisode]:
+    """Returns the episodes with the neighbours of each span in its file."""
+    joined = [dict(episode.videos) for episode in episodes]
     for name in cameras:
-        spans = [(*episode.videos[name], episode) for episode in metadata.episodes]
-        offsets: list[float] = [
-            0.0 if stop is None else (stop - start) * fps - stored.num_rows for _, start, stop, stored in spans
-        ]
-        closest: float = min(offsets, key=abs, default=0.0)
-        usual = np.clip(closest, -1, 1)
-        starts = sorted((video, start, stored.index) for video, start, _, stored in spans)
-        following = dict(itertools.pairwise(starts))
-        for (video, start, stop, stored), offset in zip(spans, offsets, strict=True):
-            where = f"{metadata.root.name}: episode {stored.index}: the span of '{name}' in {video.name}"
-            end = round(start + stored.num_rows / fps, 6)
-            stated = f"length {stored.num_rows} and fps {fps:g} require"
-            if abs(offset - usual) > max(_MAX_OVERLAP, _MAX_DRIFT * stored.num_rows):
-                require_agreement(where, {name: {"to_timestamp": stop, stated: end}}, _SPAN_ADVICE)
-            other, begin, index = following.get((video, start, stored.index), (None, 0.0, 0))
-            if other == video and (end - begin) * fps > _MAX_OVERLAP:
-                facts = {name: {f"from_timestamp of episode {index}": begin, stated: f"{end} or more"}}
-                require_agreement(where, facts, _SPAN_ADVICE)
+        order = sorted((videos[name].path, videos[name].start, number) for number, videos in enumerate(joined))
+        for _, group in itertools.groupby(order, key=lambda place: place[0]):
+            before: float | None = 0.0
+            numbers = [number for _, _, number in group]
+            for number, following in itertools.zip_longest(numbers, numbers[1:]):
+                span = joined[number][name]
+                after = None if following is None else joined[following][name].start
+                if span.stop is not None:
+                    joined[number][name] = replace(span, before=before, after=after)
+                before = span.stop
+    return [replace(episode, videos=videos) for episode, videos in zip(episodes, joined, strict=True)]
 
 
 def _make_metadata(
@@ -245,25 +259,45 @@ def _read_feature(name: str, feature: Any, own: Mapping[str, Any], path: Path) -
         is_first = isinstance(names, list) and names[:1] in (["channel"], ["channels"])
         if len(shape) == 3 and (is_first or (names is None and shape[0] in (1, 3) and shape[2] not in (1, 3, 4))):
             shape = [*shape[1:], shape[0]]
-        if len(shape) != 3 or (dtype == "video" and shape[2] != 3):
+        if len(shape) != 3 or (dtype == "video" and shape[2] not in (1, 3)):
             raise SourceError(f"{path}: the {dtype} {name!r} must have height, width and channels, got {shape}")
+    depth = as_dict(described.get("info")) if dtype == "video" and _is_depth(described) else None
+    if depth is not None and shape[2] != 1:
+        raise SourceError(f"{path}: the depth video {name!r} must have one channel, got {shape}")
     place = as_dict(own.get("paths")).get(name)
     if isinstance(place, list) and place and all(isinstance(part, str) for part in place):
         if place[0] in fields.STEP_FIELDS and place[0] not in (fields.OBSERVATION, fields.ACTION):
             raise SourceError(f"{path.with_name(OWN_FILE)}: the path of {name!r} must not be {place}; delete the file")
-        return Feature(name, dtype, tuple(shape), tuple(place))
+        return Feature(name, dtype, tuple(shape), tuple(place), depth)
     parts = tuple(name.split("."))
-    return Feature(name, dtype, tuple(shape), parts if parts[0] in (fields.OBSERVATION, fields.ACTION) else ())
+    is_usual = parts[0] in (fields.OBSERVATION, fields.ACTION)
+    return Feature(name, dtype, tuple(shape), parts if is_usual else (), depth)
+
+
+def _is_depth(feature: Mapping[str, Any]) -> bool:
+    """Returns whether a camera records depth, which LeRobot has marked in three places."""
+    info, video_info = as_dict(feature.get("info")), as_dict(feature.get("video_info"))
+    return bool(info.get("is_depth_map") or info.get("video.is_depth_map") or video_info.get("video.is_depth_map"))
 
 
 def _name_other_columns(features: Mapping[str, Feature]) -> dict[str, Feature]:
-    """Returns features of which those under names of their own are observations, and 'actions' is the action."""
+    """Returns features of which those under other names than LeRobot's have their place in a step.
+
+    The action is 'actions' if there is no 'action'. 'state' and images are observations if they are not there under
+    'observation.*', and so are all other columns if there is no 'observation.*' at all.
+    """
+    found = {feature.path[0] for feature in features.values() if feature.path}
 
     def place(feature: Feature) -> Feature:
-        if feature.path or feature.name in BOOKKEEPING or feature.name.startswith("next."):
+        name = feature.name
+        if feature.path or name in BOOKKEEPING or name.startswith("next.") or feature.dtype == LANGUAGE:
             return feature
-        is_action = feature.name == "actions"
-        return replace(feature, path=(fields.ACTION,) if is_action else (fields.OBSERVATION, *feature.name.split(".")))
+        if name == "actions" and fields.ACTION not in found:
+            return replace(feature, path=(fields.ACTION,))
+        is_usual = name == "state" and f"{fields.OBSERVATION}.state" not in features
+        if fields.OBSERVATION in found and not is_usual and feature.dtype not in ("image", "video"):
+            return feature
+        return replace(feature, path=(fields.OBSERVATION, *name.split(".")))
 
     return {name: place(feature) for name, feature in features.items()}
 
@@ -324,7 +358,7 @@ def _read_v2(root: Path, info: Mapping[str, Any], cameras: Sequence[str]) -> tup
     for row in map(as_dict, read_json(path)):
         index, length = _require_integers(row, [EPISODE_INDEX, "length"], path)
         values = {EPISODE_INDEX: index, "episode_chunk": index // max(chunks_size, 1)}
-        videos = {name: (_locate(root, info, "video_path", video_key=name, **values), 0.0, None) for name in cameras}
+        videos = {name: Span(_locate(root, info, "video_path", video_key=name, **values)) for name in cameras}
         data = _locate(root, info, "data_path", **values)
         maxima = {name: as_dict(stats.get(index, {}).get(name)).get("max") for name in _ENDS}
         episodes.append((StoredEpisode(index, length, data, 0, videos, _list_tasks(row)), maxima, row))
@@ -361,19 +395,19 @@ def _read_v3(root: Path, info: Mapping[str, Any], cameras: Sequence[str]) -> tup
         videos = {name: _locate_video(root, info, name, row, file) for name in cameras}
         maxima = {name: row.get(f"stats/{name}/max") for name in _ENDS}
         episodes.append((StoredEpisode(index, length, data, first_row, videos, _list_tasks(row)), maxima, row))
-    return tasks, episodes
+    joined = join_spans([episode for episode, _, _ in episodes], cameras)
+    return tasks, [(episode, maxima, row) for episode, (_, maxima, row) in zip(joined, episodes, strict=True)]
 
 
-def _locate_video(
-    root: Path, info: Mapping[str, Any], name: str, row: Mapping[str, Any], file: Path
-) -> tuple[Path, float, float | None]:
+def _locate_video(root: Path, info: Mapping[str, Any], name: str, row: Mapping[str, Any], file: Path) -> Span:
     chunk, number = _require_integers(row, [f"videos/{name}/{key}_index" for key in ("chunk", "file")], file)
     start = row.get(f"videos/{name}/from_timestamp")
     if not isinstance(start, (int, float)) or not 0 <= start < float("inf"):
         raise SourceError(f"{file}: videos/{name}/from_timestamp must be a number >= 0, got {start!r}")
     stop = row.get(f"videos/{name}/to_timestamp")
     end = float(stop) if isinstance(stop, (int, float)) else None
-    return _locate(root, info, "video_path", video_key=name, chunk_index=chunk, file_index=number), float(start), end
+    path = _locate(root, info, "video_path", video_key=name, chunk_index=chunk, file_index=number)
+    return Span(path, float(start), end)
 
 
 def _make_tasks(rows: Sequence[Any], text: str, path: Path) -> dict[int, bytes]:

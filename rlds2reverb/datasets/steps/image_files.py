@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import struct
 from collections.abc import Callable, Sequence
@@ -14,15 +15,16 @@ from rlds2reverb.types.specs import ArraySpec, describe
 
 #: Returns the pixels `[N, H, W, C]` of image files, given the spec of one image; empty files become zeros.
 Decoder = Callable[[Sequence[bytes], ArraySpec], np.ndarray]
-_FORMATS = ("PNG", "JPEG", "WEBP")
+_FORMATS = ("PNG", "JPEG", "WEBP", "TIFF")
 #: Pillow's modes of pixels by the number of channels.
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 #: The colour types of PNG by the number of channels.
 _PNG_COLOURS = {1: 0, 2: 4, 3: 2, 4: 6}
 #: Modes that are converted first, because their values are bits or places in a palette.
 _EXPANDED = {"1": "L", "P": "RGB"}
-_GREY_16 = "I;16"
-_SUPPORTED = frozenset([*_MODES.values(), _GREY_16])
+#: Modes of depth, which are not converted: 16 bits, and floats, which only TIFF files have.
+_DEPTH_DTYPES = {"I;16": np.uint16, "I;16B": np.uint16, "F": np.float32}
+_SUPPORTED = frozenset([*_MODES.values(), *_DEPTH_DTYPES])
 #: Larger images are left to Pillow, which refuses those that would need too much memory.
 _MAX_JPEG_PIXELS = 1 << 24
 #: The markers in a JPEG file (ITU T.81, table B.1) of the frame headers of the usual encodings, and of the segments
@@ -31,7 +33,7 @@ _JPEG_FRAMES, _JPEG_SEGMENTS = {0xC0, 0xC1, 0xC2}, {0xC4, 0xDB, 0xDD, *range(0xE
 
 
 def decode_image(content: bytes, pixels: ArraySpec | None = None) -> np.ndarray:
-    """Returns the pixels of a PNG, JPEG or WebP file: uint8 `[H, W, C]`, or uint16 `[H, W, 1]` for 16-bit greyscale.
+    """Returns the pixels of a PNG, JPEG, WebP or TIFF file: uint8 `[H, W, C]`, or `[H, W, 1]` of uint16 or float32.
 
     Palettes and bits are expanded. Greyscale becomes colour and an alpha channel is added or left out as the spec
     requires. Nothing else is converted. The orientation in EXIF data is ignored, as by TensorFlow.
@@ -58,6 +60,7 @@ def decode_image(content: bytes, pixels: ArraySpec | None = None) -> np.ndarray:
             mode = _MODES[shape[2]]
             image = Image.frombytes(mode, shape[1::-1], content, "jpeg", mode, "")
         decoded = np.asarray(_convert(image, None if pixels is None else pixels.shape[2]))
+        decoded = decoded.astype(decoded.dtype.newbyteorder("="), copy=False)
     except _UnsuitableError:
         raise
     except Image.UnidentifiedImageError as error:
@@ -87,7 +90,7 @@ def _convert(image: Any, channels: int | None) -> Any:
         raise _UnsuitableError(f"the image must be greyscale or RGB, got the colour space {mode}")
     if channels is None:
         mode += "A" if image.mode == "P" and image.has_transparency_data else ""
-    elif mode in ("L", "LA") or (mode != _GREY_16 and channels > 2):
+    elif mode in ("L", "LA") or (mode not in _DEPTH_DTYPES and channels > 2):
         mode = _MODES.get(channels, mode)
     return image if mode == image.mode else image.convert(mode)
 
@@ -149,9 +152,14 @@ def encode_png(image: np.ndarray) -> bytes:
     return stream.getvalue()
 
 
-def is_grey_16(content: bytes) -> bool:
-    """Returns whether a file is a PNG image of 16-bit greyscale."""
-    return content.startswith(b"\x89PNG") and content[24:26] == b"\x10\0"
+def find_dtype(content: bytes) -> np.dtype:
+    """Returns the dtype of the pixels of a file: uint8, or that of greyscale of more bits; uint8 if it is damaged."""
+    from PIL import Image
+
+    if content.startswith((b"II*\0", b"MM\0*")):
+        with contextlib.suppress(Exception):  # Pillow lets through any error of its decoders.
+            return np.dtype(_DEPTH_DTYPES.get(Image.open(io.BytesIO(content), formats=["TIFF"]).mode, np.uint8))
+    return np.dtype(np.uint16 if content.startswith(b"\x89PNG") and content[24:26] == b"\x10\0" else np.uint8)
 
 
 def needs_no_conversion(content: bytes, pixels: ArraySpec) -> bool:

@@ -28,6 +28,7 @@ from ..checks.transition_blocks import Block
 from ..moments import ObservationMoments, mark_transitions
 from ..source import Source
 from ..transforms import CastFloats, Clipping, CutAtTerminal, DropFields, EpisodeFn, Transform, apply_transforms
+from ..valid_episodes import count_skipped
 from .image_files import Decoder, decode_images
 from .layout import Layout, find_image, has_images
 from .step_columns import MemoryColumns, StepColumns
@@ -97,6 +98,7 @@ class LoadedSteps:
       left_out: counts of data that are in no transition.
       texts: paths of text in observations, which is left out.
       num_empty: number of episodes without steps, which are left out.
+      num_skipped: number of invalid episodes that were left out; see `valid_episodes.skip_invalid`.
     """
 
     steps: StepColumns
@@ -109,6 +111,7 @@ class LoadedSteps:
     left_out: LeftOut
     texts: Sequence[str]
     num_empty: int
+    num_skipped: int = 0
 
     @property
     def observation_spec(self) -> Nest:
@@ -175,13 +178,14 @@ def read_steps(
     """
     builder: _Builder | None = None
     texts: list[str] = []
-    num_empty, stored = 0, None
+    num_empty, num_read, stored = 0, 0, None
     path = preparation.find_or_build_store(source, texts, on_note)
     if path is None:
         episodes = _drop_texts(preparation.transform(source), texts)
     else:
         stored, episodes = open_columns(path, random_access=True), open_columns(path).read_episodes(with_images=False)
     for batch in batch_episodes(show_progress(episodes, isolate(progress), "read")):
+        num_read += len(batch.num_steps)
         if not batch.num_steps.any():
             num_empty += len(batch.num_steps)
             continue
@@ -190,7 +194,7 @@ def read_steps(
         builder.add(batch)
     if builder is None or not builder.returns:
         raise SourceError("the dataset has no transitions, but training requires them")
-    return builder.finish(texts, num_empty)
+    return replace(builder.finish(texts, num_empty), num_skipped=count_skipped(source, num_read))
 
 
 def compute_fingerprint(source: Source, preparation: Preparation) -> str:

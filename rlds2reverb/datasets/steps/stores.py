@@ -356,7 +356,11 @@ def _write_some(
 def _write_part(source: Source, plan: _Plan, path: Path, number: int, on_batch: Callable[[], None]) -> None:
     first, stop = plan["ranges"][number]
     with _PartWriter(_part_folder(path, number), Layout.from_json(plan["layout"])) as writer:
-        for batch in batch_episodes(source.read_range(first + writer.num_episodes, stop)):
+        if source.skipped is None:
+            episodes = source.read_range(first + writer.num_episodes, stop)
+        else:  # Episodes that were left out have no records.
+            episodes = itertools.islice(source.read_range(first, stop), writer.num_episodes, None)
+        for batch in batch_episodes(episodes):
             writer.append(batch)
             on_batch()
         writer.seal()

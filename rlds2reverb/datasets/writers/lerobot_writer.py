@@ -253,7 +253,7 @@ def _select_names(names: Mapping[str, Any], column: Column) -> Any:
 
 def _write_video(path: Path, frames: np.ndarray, fps: float) -> int:
     """Writes a video, and returns the maximum difference between its pixels and those of the frames."""
-    from ..readers.lerobot_files import import_av, read_frames
+    from ..readers.lerobot_videos import REPORTED_SECS, import_av, read_frames
 
     av = import_av()
     with av.open(str(path), "w") as container:
@@ -263,7 +263,7 @@ def _write_video(path: Path, frames: np.ndarray, fps: float) -> int:
         for frame in frames:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
         container.mux(stream.encode(None))
-    decoded = read_frames(path, np.arange(len(frames)) / fps, frames.shape[1:], path.name)
+    decoded, _ = read_frames(path, np.arange(len(frames)) / fps, frames.shape[1:], path.name, REPORTED_SECS)
     return max(int(np.abs(one.astype(int) - other).max()) for one, other in zip(decoded, frames, strict=True))
 
 

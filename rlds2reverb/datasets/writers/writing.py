@@ -20,6 +20,7 @@ from ..formats import require_applicable
 from ..loading import load
 from ..source import Source
 from ..steps.stores import OnProgress, build_store, delete_store, open_store
+from ..valid_episodes import count_skipped, skip_invalid
 from .atomic_output import atomic_output, require_vacant
 from .d4rl_writer import write_d4rl
 from .lerobot_writer import VERSIONS, write_lerobot
@@ -136,8 +137,8 @@ def write_dataset(
       format: 'd4rl' or 'robomimic' (HDF5 files), 'rlds' (directory as TFDS prepares it), 'minari' or 'lerobot'
         (directories).
       on_invalid: handling of episodes with problems (see `episodes.find_problems`), which except for RLDS include
-        episodes without a transition: 'error'; 'skip_episode'; or 'keep', which writes numbers that are NaN or Inf,
-        and to RLDS datasets also any flags.
+        episodes without a transition: 'error'; 'skip_episode', which also leaves out episodes that cannot be read; or
+        'keep', which writes numbers that are NaN or Inf, and to RLDS datasets also any flags.
       recompute_discounts: all formats except for RLDS: whether to replace the dataset's discounts if they are not
         those that these formats imply: 0 for the transition into a terminal state and for the terminal step, 1
         everywhere else.
@@ -186,11 +187,15 @@ def write_dataset(
         raise ArgumentError(f"must be a number > 0, got {fps}", about="fps")
     given.pop("recompute_discounts", None)
     path = expand_path(path, "path").absolute()
-    source, steps = load(source), path.with_name(f".{path.name}.steps")
+    source, num_skipped = load(source), 0
+    source = skip_invalid(source) if on_invalid == "skip_episode" else source
+    steps = path.with_name(f".{path.name}.steps")
     if num_workers is not None:
         require_vacant(path)
         build_store(source, steps, num_workers=num_workers, on_progress=on_read)
-        source = replace(source, read=open_store(steps, image_decoding=False).read)
+        stored = open_store(steps, image_decoding=False)
+        num_skipped = count_skipped(source, stored.num_episodes or 0)
+        source = replace(source, read=stored.read)
     for has_final_steps in choose_layouts(source, limits):
         with (
             contextlib.suppress(UnknownFinalObservationError),
@@ -205,6 +210,8 @@ def write_dataset(
             break
     if num_workers is not None:
         delete_store(steps)
+    num_skipped = num_skipped or len(source.skipped or ())
+    episodes.counts["skipped_episodes"] += num_skipped
     return make_report(source, path, format, episodes.counts, num_bytes=num_bytes, warnings=warnings)
 
 

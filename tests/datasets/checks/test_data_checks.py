@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from lerobot_samples import CAMERA, write_sample
 from properties import mark_slow_except
 from pyarrow import parquet
 
@@ -14,6 +15,7 @@ from rlds2reverb import check_dataset, load
 from rlds2reverb.datasets.checks import CHECKS, SEVERITIES, DatasetChecks
 from rlds2reverb.datasets.checks.actions import find_runs
 from rlds2reverb.datasets.checks.outliers import LargestValues
+from rlds2reverb.datasets.concatenation import concatenate_sources
 from rlds2reverb.types.episode_batches import batch_episodes
 from rlds2reverb.types.episodes import Contradiction
 
@@ -84,7 +86,8 @@ def make_episodes(name):
 def make_source(episodes):
     env_spec = json.dumps({"id": "Walker-v0", "max_episode_steps": 100})
     contradictions = [steps.pop("contradictions", ()) for steps in episodes]
-    source = load(episodes)
+    fps = episodes[0].pop("fps", None)
+    source = replace(load(episodes), metadata={} if fps is None else {"fps": fps})
     if any(contradictions):
         pairs = list(zip(source.read(), contradictions, strict=True))
         source = replace(source, read=lambda: (replace(episode, contradictions=found) for episode, found in pairs))
@@ -155,6 +158,34 @@ def insert_resets(data):
 
 def contradict_length(data):
     data[2]["contradictions"] = (Contradiction(None, "length", "length is 9, but the number of rows 62"),)
+
+
+def contradict(check):
+    def mutate(data):
+        data[2]["contradictions"] = (Contradiction(None, "frame_index", "one is 1, but the other 2", check),)
+
+    return mutate
+
+
+def run_at_half_rate(data):
+    fill_all("timestamp", ALL, scale(2))(data)
+    data[0]["fps"] = 10
+
+
+def invert_gripper(data):
+    """Makes grippers close after different times, and open in one episode instead."""
+    for number, steps in enumerate(data):
+        closed = np.arange(len(steps["action"]) - 1) > 18 + number
+        steps["action"][:-1, 6] = ~closed if number == 5 else closed
+
+
+def invert_random_gripper(data):
+    """Adds the width of the gripper, which follows it but in one episode, to the observations."""
+    for number, steps in enumerate(data):
+        gripper = steps["action"][:-1, 6]
+        steps["observation"]["width"] = 1 - np.append(gripper, 0)[:, None].astype(np.float32)
+        if number == 5:
+            steps["action"][:-1, 6] = 1 - gripper
 
 
 def reset_final_observations(data):
@@ -237,7 +268,14 @@ DEFECTS = [
     ("timeouts marked terminal", "walker", mark_time_limit, "time-limit-marked-terminal", (2, 1, 99)),
     ("clock set back", "arm", fill("timestamp", slice(20, None), add(-1)), "timestamps-not-increasing", (1, 2, 20)),
     ("dropped frames", "arm", fill("timestamp", slice(20, None), add(0.5)), "dropped-frames", (1, 2, 20)),
-    ("slow clock", "arm", fill("timestamp", ALL, scale(1.3)), "timestamp-drift", (41, 2, 1)),
+    ("uneven clock", "arm", fill("timestamp", slice(10, 12), add(0.04)), "timestamp-drift", (2, 2, 10)),
+    ("slow clock", "arm", fill("timestamp", ALL, scale(1.3)), "mixed-rates", (42, 2, None)),
+    ("clocks that are not those of fps", "arm", run_at_half_rate, "contradicting-rate", (348, 0, None)),
+    ("rows in another file", "walker", contradict("stale-index"), "stale-index", (1, 2, None)),
+    ("unused frames of a video", "walker", contradict("video-span"), "video-span", (1, 2, None)),
+    ("frame_index shuffled", "walker", contradict("shuffled-rows"), "shuffled-rows", (1, 2, None)),
+    ("gripper that is inverted at all times", "arm", invert_gripper, "inverted-gripper", (1, 5, None)),
+    ("gripper that is inverted unlike its width", "arm", invert_random_gripper, "inverted-gripper", (1, 5, None)),
     ("missing instruction", "arm", fill("language_instruction", ALL, b" "), "missing-text", (42, 2, 0)),
     ("gripper from -1 to 1", "arm", stop_gripper_at_minus_one, "mixed-conventions", (1, 2, None)),
     ("rewards of -1 and 0", "arm", fill("reward", slice(-1), add(-1)), "mixed-conventions", (1, 2, None),
@@ -268,6 +306,43 @@ def test_each_check_has_a_defect_or_is_an_info():
     tested = {defect[3] for defect in DEFECTS}
     assert tested == {name for name, (severity, *_) in CHECKS.items() if severity != "info"}
     assert {severity for severity, *_ in CHECKS.values()} == set(SEVERITIES)
+
+
+def test_messages_about_rates_state_both(tmp_path):
+    data = make_episodes("arm")
+    run_at_half_rate(data)
+    (finding,) = [found for found in check_dataset(make_source(data)) if found.check == "contradicting-rate"]
+    assert finding.message == "the times run at 5 Hz, but fps in the metadata is 10"
+    joined = [make_episodes("arm"), make_episodes("arm")]
+    fill_all("timestamp", ALL, scale(2))(joined[1])
+    sources = [replace(make_source(part), metadata={"fps": fps}) for part, fps in zip(joined, (10, 5), strict=True)]
+    source = concatenate_sources(sources)
+    assert source.warnings == ("episodes in memory and 1 more have different rates (fps): 10, 5",)
+    messages = [found.message for found in check_dataset(source) if found.check == "mixed-rates"]
+    assert messages == ["these episodes run at 5 Hz, but 8 others at 10 Hz"]
+
+
+def test_depth_is_not_checked_per_pixel():
+    random = np.random.default_rng(0)
+    data = make_episodes("arm")
+    for steps in data:
+        depth = random.integers(400, 4000, (len(steps["action"]), 24, 24, 1))
+        depth[:, :8] = 0
+        steps["observation"]["depth"] = depth.astype(np.uint16)
+        steps["observation"]["metres"] = (depth / 1000).astype(np.float32) + (steps is data[3])
+    assert [found.check for found in check_dataset(make_source(data))] == ["sparse-final-reward"]
+    data[2]["observation"]["depth"][5] = 0
+    first = check_dataset(make_source(data))[0]
+    assert (first.check, first.episode, first.step) == ("black-images", 2, 5)
+
+
+def test_shuffled_rows_are_named(tmp_path):
+    order = np.array([2, 0, 1, 3])
+    frame_index = np.concatenate([np.arange(4), np.arange(6), order])
+    columns = {"frame_index": frame_index}
+    source = load(write_sample(tmp_path / "x", (4, 6, 4), columns=columns, features={CAMERA: None}))
+    (finding,) = [found for found in check_dataset(source) if found.field == "frame_index"]
+    assert (finding.check, finding.episode, finding.step) == ("shuffled-rows", 2, 0)
 
 
 # --- infos
@@ -382,7 +457,7 @@ def test_times_of_lerobot_are_checked_without_being_read_as_a_field(data, tmp_pa
     times = pa.array(table["timestamp"].to_numpy() * np.float32(1.2))
     parquet.write_table(table.set_column(number, "timestamp", times), path)
     found = {finding.check: finding for finding in check_dataset(load(tmp_path / "c1"))}
-    assert (found["timestamp-drift"].episode, found["timestamp-drift"].step) == (1, 1)
+    assert (found["mixed-rates"].episode, found["mixed-rates"].step) == (1, None)
 
 
 def test_actions_outside_of_the_action_space_are_found(data):

@@ -313,7 +313,7 @@ def test_frames_missing_at_a_timestamp_raise(copy):
     times = pa.array((np.arange(len(table)) / 10 + 0.03).astype(np.float32))
     pq.write_table(table.set_column(table.schema.get_field_index("timestamp"), "timestamp", times), file)
     with pytest.raises(
-        SourceError, match=r"step 0: .* has no frame within 0.0001 s of 0.0300 s; .*convert the dataset again, or leave"
+        SourceError, match=r"step 0: .* has no frame within 0.025 s of 0.0300 s; .*convert the dataset again, leave"
     ):
         list(load(path))
 
@@ -342,14 +342,14 @@ def test_other_cameras_are_not_decoded(samples, monkeypatch, capsys):
             images = {"images": {"wrist": observation["images"]["wrist"]}} if cameras else {}
             assert_equal_nests(read.steps["observation"], {"state": observation["state"], **images})
     path = str(samples / "v2.1/c2")
-    assert run(["inspect", path, "--load", "cameras=none"]) == 0
+    assert run(["inspect", path, "--camera", "none"]) == 0
     assert "images" not in capsys.readouterr().out
-    assert run(["inspect", path, "--load", "cameras=none,wrist"]) == 1
-    assert "--load cameras must be names separated by commas, or only none, got 'none,wrist'" in capsys.readouterr().err
-    assert run(["inspect", path, "--load", "cameras=rear"]) == 2
+    assert run(["inspect", path, "--camera", "none", "--camera", "wrist"]) == 1
+    assert "--camera must be the names of cameras, or only none, got none wrist" in capsys.readouterr().err
+    assert run(["inspect", path, "--camera", "rear"]) == 2
     error = " ".join(capsys.readouterr().err.split())
     assert "c2 must have one camera 'rear', got 0; its cameras are observation.images.front" in error
-    assert error.endswith("(--load cameras)")
+    assert error.endswith("(--camera)")
     with pytest.raises(ValueError, match="cameras=.*does not apply to a robomimic file"):
         load(samples.parent / "robomimic/d1_low_dim.hdf5", cameras=[])
 

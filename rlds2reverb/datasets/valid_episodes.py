@@ -1,0 +1,108 @@
+"""Reading of datasets some of whose episodes cannot be read or are invalid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rlds2reverb.errors import Problem, SourceError
+from rlds2reverb.types.episode_batches import batch_episodes
+from rlds2reverb.types.episodes import Episode, find_problems
+
+from .source import Source, identify_step, keep_images_encoded
+
+#: Field of the problem of an episode that cannot be read.
+FILES = "files"
+
+
+def read_readable(
+    source: Source, on_error: Callable[[Problem], None], first: int = 0, stop: int | None = None
+) -> Iterator[Episode]:
+    """Yields the episodes of a range that can be read; calls `on_error` with the problem of each of the others.
+
+    Raises:
+      SourceError: If the source can only be read from the first episode, and one cannot be read.
+    """
+    if source.count is None:
+        yield from source.read_range(first, stop)
+        return
+    end = source.count() if stop is None else stop
+    while first < end:
+        try:
+            for episode in source.read(first, end):
+                yield episode
+                first += 1
+            return
+        except SourceError as error:
+            on_error(Problem(first, None, FILES, str(error)))
+            first += 1
+
+
+@dataclass(frozen=True)
+class _ValidEpisodes:
+    """The episodes of a source that can be read and are valid; `skipped` receives the first problem of the others."""
+
+    source: Source
+    skipped: dict[int, Problem] = field(default_factory=dict)
+
+    @property
+    def encoded(self) -> _ValidEpisodes | None:
+        """See `source.keep_images_encoded`."""
+        encoded = keep_images_encoded(self.source)
+        return replace(self, source=encoded) if encoded.decodes_images else None
+
+    def without(self, paths: Sequence[str]) -> tuple[_ValidEpisodes, list[str]]:
+        """Returns a reader that does not read some fields, if the source can; see `transforms.DropFields`."""
+        reader: Any = getattr(self.source.read, "__self__", None)
+        if not hasattr(reader, "without"):
+            return self, []
+        changed, dropped = reader.without(paths)
+        return replace(self, source=replace(self.source, read=changed.read)), dropped
+
+    def read(self, first: int = 0, stop: int | None = None) -> Iterator[Episode]:
+        """Yields the valid episodes of a range, numbered as in the source."""
+        spec = None
+        if first:
+            spec = next((self.source.make_step_spec(episode) for episode in self.read()), None)
+        for batch in batch_episodes(read_readable(self.source, self._skip, first, stop)):
+            is_valid = spec is not None and batch.is_valid(spec)
+            for episode in batch.episodes:
+                problems = [] if is_valid else find_problems(episode, spec)
+                if problems:
+                    self._skip(problems[0])
+                else:
+                    spec = self.source.make_step_spec(episode) if spec is None else spec
+                    yield episode
+
+    def _skip(self, problem: Problem) -> None:
+        self.skipped[problem.episode] = problem
+
+
+def skip_invalid(source: Source) -> Source:
+    """Returns a source without the episodes that cannot be read or have problems, which its `skipped` lists.
+
+    A source that leaves them out already is returned unchanged. Episodes keep their numbers, and `num_episodes` and
+    `count` include those that are left out. A source that can only be read from the first episode, such as a function,
+    ends with an error at an episode that cannot be read.
+    """
+    if source.skipped is not None:
+        return source
+    valid = _ValidEpisodes(source)
+    return identify_step(source, replace(source, read=valid.read, skipped=valid.skipped), "valid episodes")
+
+
+def count_skipped(source: Source, num_read: int) -> int:
+    """Returns the number of episodes that `skip_invalid` left out, in any process, given the number of the others."""
+    if source.skipped is None:
+        return 0
+    return len(source.skipped) if source.count is None else source.count() - num_read
+
+
+def describe_skipped(source: Source, num_skipped: int) -> list[str]:
+    """Returns a sentence about the episodes that are left out, or an empty list."""
+    if not num_skipped:
+        return []
+    first = min(source.skipped or (), default=None)
+    about_first = "" if first is None or source.skipped is None else f", such as: {source.skipped[first]}"
+    return [f"{num_skipped:,} invalid episodes are left out{about_first}"]
