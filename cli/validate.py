@@ -15,10 +15,10 @@ from rlds2reverb.datasets.summary import SummaryParts, describe_unterminated
 from rlds2reverb.datasets.transforms import apply_transforms
 from rlds2reverb.errors import CheckpointError, Problem, SourceError
 from rlds2reverb.system.text import format_bytes, format_columns, format_facts
-from rlds2reverb.types.locations import is_table_directory
+from rlds2reverb.types.locations import expand_path, is_table_directory
 
 from . import output, written_directories
-from .declarations import option, parameter_names
+from .declarations import PATH, option, parameter_names
 from .main import INVALID_DATA, OK
 from .number_types import at_least_0
 from .options import (
@@ -44,6 +44,8 @@ class _Result:
     statistics: DatasetStatistics | None = None
     warnings: tuple[str, ...] = ()
     transform_notes: tuple[str, ...] = ()
+    #: Sentences about repairs; None if none were asked for.
+    repairs: list[str] | None = None
     #: The reason that the dataset could not be read to the end, if any.
     source_error: str | None = None
 
@@ -95,8 +97,23 @@ class _Result:
     help="Least severity of findings for the exit code 2, which problems always have.",
 )
 @report_option
+@option(
+    "--fix",
+    "fix_path",
+    type=PATH,
+    metavar="OUT",
+    help="LeRobot: write a copy in which fps, totals, places and numbers of rows, and statistics follow from the rows, "
+    "and validate it. The source is not changed.",
+)
 @json_option
-def validate(as_json: bool, max_problems: int, fail_on: str, report_path: Path | None, **options: Any) -> int:
+def validate(
+    as_json: bool,
+    max_problems: int,
+    fail_on: str,
+    report_path: Path | None,
+    fix_path: Path | None,
+    **options: Any,
+) -> int:
     """Check every episode of a dataset, and list problems and findings.
 
     \b
@@ -105,6 +122,7 @@ def validate(as_json: bool, max_problems: int, fail_on: str, report_path: Path |
       rlds2reverb validate lift_ph.hdf5 --cut-at-terminal
       rlds2reverb validate lerobot/pusher --fail-on warning --json
       rlds2reverb validate hopper_medium-v2.hdf5 --report findings.html
+      rlds2reverb validate lerobot/pusher --fix lerobot/pusher_fixed
       rlds2reverb validate hopper/
 
     Each problem names its episode, step and field. Findings are valid data that are probably mistakes, such as frozen
@@ -115,9 +133,12 @@ def validate(as_json: bool, max_problems: int, fail_on: str, report_path: Path |
     The exit code is 2 if there is a problem, or a finding of --fail-on or above, else 0.
     """
     if is_table_directory(options["source"]):
-        require_unused({"fail_on", "report_path"}, "requires a dataset, not a converted directory")
+        require_unused({"fail_on", "report_path", "fix_path"}, "requires a dataset, not a converted directory")
         return _validate_directory(options["source"], as_json=as_json)
+    repairs = None if fix_path is None else _repair(options, fix_path)
+    options["source"] = str(fix_path) if repairs else options["source"]
     result = _check(options, max_problems, has_sample=report_path is not None)
+    result.repairs = repairs
     severities = () if fail_on == _NEVER else SEVERITIES[SEVERITIES.index(fail_on) :]
     is_failed = any(finding.severity in severities for finding in result.findings)
     if report_path is not None:
@@ -129,6 +150,21 @@ def validate(as_json: bool, max_problems: int, fail_on: str, report_path: Path |
         if report_path is not None:
             print(output.escape_controls(f"\nwrote {report_path} ({format_bytes(report_path.stat().st_size)})"))
     return INVALID_DATA if result.counts["num_problems"] or is_failed else OK
+
+
+def _repair(options: dict[str, Any], path: Path) -> list[str]:
+    """Writes a repaired copy of a LeRobot dataset, if something can be repaired; returns the repairs."""
+    from rlds2reverb.datasets.readers.lerobot import DIRECTORY
+    from rlds2reverb.datasets.writers.lerobot_repairs import repair_lerobot
+
+    source = expand_path(options["source"])
+    if not DIRECTORY.matches(source):
+        raise click.UsageError(
+            f"--fix requires a LeRobot directory, got {options['source']!r}; convert copies other datasets, and "
+            "leaves out invalid episodes with --on-invalid skip_episode"
+        )
+    with status(f"writing {path}"):
+        return repair_lerobot(source, path)
 
 
 def _write_report(result: _Result, path: Path) -> None:
@@ -172,11 +208,16 @@ def _print_json(source: str, result: _Result, *, is_failed: bool) -> None:
             "warnings": list(result.warnings),
             "notes": result.notes,
             "source_error": result.source_error,
+            **({} if result.repairs is None else {"repairs": result.repairs}),
         }
     )
 
 
 def _print(source: str, result: _Result, *, is_failed: bool) -> None:
+    for repair in result.repairs or ():
+        print(output.escape_controls(f"repaired: {repair}"))
+    if result.repairs == []:
+        print("repaired: nothing, so that no copy was written")
     for problem in result.problems:
         print(f"problem: {problem}")
     num_problems = result.counts["num_problems"]

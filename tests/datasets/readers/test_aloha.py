@@ -92,7 +92,7 @@ def test_damaged_image_names_file_column_and_step(tmp_path):
         ("action", np.zeros((2, 2)), "all columns must have the same number of rows >= 1, got .*'action': 2"),
         ("action", np.zeros((0, 2)), "all columns must have the same number of rows >= 1"),
         ("observations/qpos", h5py.SoftLink("/action"), "is a soft link; copy the data"),
-        ("observations/images/cam_low", np.zeros(4), "step 0: the image must be a PNG, JPEG or WEBP file"),
+        ("observations/images/cam_low", np.zeros(4), "step 0: the image must be a PNG, JPEG, WEBP or TIFF file"),
     ],
 )
 def test_malformed_file_raises(tmp_path, name, column, message):

@@ -1,0 +1,206 @@
+"""Repaired copies of LeRobot datasets: the metadata, numbers of rows and statistics that follow from the rows."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rlds2reverb.errors import SourceError
+
+from ..readers.json_files import as_dict, read_json
+from ..readers.lerobot_files import parquet_errors, to_array
+from ..readers.lerobot_meta import BOOKKEEPING, EPISODE_INDEX, FRAME_INDEX, INDEX, TIMESTAMP, read_metadata
+from .atomic_output import atomic_output
+from .lerobot_statistics import Statistics, summarize_columns
+
+#: Maximum deviation of a rate from `fps`, and of statistics, relative to their sizes, that is left alone.
+_MAX_RATE_ERROR, _MAX_STATISTICS_ERROR = 0.05, 1e-3
+#: Places of the statistics that are compared; the quantiles of other writers may differ.
+_COMPARED = ("min", "max", "mean", "std", "count")
+
+
+def repair_lerobot(path: Path, out: Path) -> list[str]:
+    """Writes a copy of a LeRobot dataset in which what follows from its rows is corrected, unless nothing is wrong.
+
+    These are `fps` and the totals in `info.json`, the places of the episodes in the data files, the columns
+    `frame_index` and `index` and the order of rows that are shuffled, and the statistics of the columns of numbers.
+    The copy appears under its path once it is complete, and the source is only read.
+
+    Args:
+      path: the directory.
+      out: the directory to create.
+
+    Returns:
+      A sentence for each repair; an empty list if there was nothing to repair, and no copy was written.
+
+    Raises:
+      FileExistsError: If `out` exists.
+      SourceError: If the metadata or the rows cannot be read.
+    """
+    read_metadata(path)
+    try:
+        with atomic_output(out) as partial:
+            shutil.copytree(path, partial)
+            repairs = [*_Repair(partial).repair()]
+            if not repairs:
+                raise _NothingToRepairError
+    except _NothingToRepairError:
+        return []
+    return repairs
+
+
+class _NothingToRepairError(Exception):
+    """There is nothing to repair, so that no copy is kept."""
+
+
+class _Repair:
+    """Repairs a dataset in place."""
+
+    def __init__(self, root: Path):
+        self._root, self._info_path = root, root / "meta" / "info.json"
+        self._metadata = read_metadata(root)
+        self._info = dict(self._metadata.info)
+        self._starts = np.cumsum([0, *(episode.num_rows for episode in self._metadata.episodes)]).tolist()
+        #: Positions of the episodes in `meta/` by `episode_index`, and the files with their rows.
+        self._numbers = {episode.index: number for number, episode in enumerate(self._metadata.episodes)}
+        self._places: dict[int, Path] = {}
+        self._intervals: list[float] = []
+        self._statistics = Statistics()
+
+    def repair(self) -> Iterator[str]:
+        """Yields a sentence for each repair."""
+        for path in sorted((self._root / "data").rglob("*.parquet")):
+            yield from self._repair_rows(path)
+        missing = self._numbers.keys() - self._places.keys()
+        if missing:
+            raise SourceError(f"{self._root.name}: the rows of episode {min(missing)} are not in data/; copy it again")
+        for path in sorted(self._root.glob("meta/episodes/*/*.parquet")):
+            yield from self._repair_places(path)
+        yield from self._repair_info()
+        yield from self._repair_statistics()
+
+    def _repair_rows(self, path: Path) -> Iterator[str]:
+        """Corrects the order and numbers of the rows of a file, and adds them to the statistics."""
+        with parquet_errors(path):
+            table = pq.read_table(path)
+        indices = table[EPISODE_INDEX].to_numpy() if EPISODE_INDEX in table.column_names else np.zeros(0, np.int64)
+        bounds = [0, *(np.flatnonzero(np.diff(indices)) + 1).tolist(), len(indices)] if len(indices) else [0]
+        order, numbers = np.arange(len(table)), {FRAME_INDEX: np.zeros(len(table), np.int64)}
+        numbers[INDEX] = numbers[FRAME_INDEX].copy()
+        for start, stop in pairwise(bounds):
+            number = self._numbers.get(int(indices[start]))
+            if number is None or stop - start != self._metadata.episodes[number].num_rows:
+                continue  # Rows of episodes that were removed, or an error of reading.
+            self._places[int(indices[start])] = path
+            order[start:stop] += self._find_order(table.slice(start, stop - start)) - np.arange(stop - start)
+            numbers[FRAME_INDEX][start:stop] = np.arange(stop - start)
+            numbers[INDEX][start:stop] = self._starts[number] + np.arange(stop - start)
+        changes = []
+        if (order != np.arange(len(order))).any():
+            table = table.take(pa.array(order))
+            changes.append(f"{path.name}: rows sorted by {FRAME_INDEX}")
+        for name, values in numbers.items():
+            is_number = name in table.column_names and table[name].null_count == 0
+            if is_number and len(indices) and (table[name].to_numpy() != values).any():
+                field = table.schema.field(name)
+                table = table.set_column(table.schema.get_field_index(name), field, pa.array(values, field.type))
+                changes.append(f"{path.name}: {name} counted again")
+        if changes:
+            pq.write_table(table, path)
+        for start, stop in pairwise(bounds):
+            self._add_statistics(table.slice(start, stop - start))
+        yield from changes
+
+    def _find_order(self, table: pa.Table) -> np.ndarray:
+        """Returns the order of the rows of an episode: by `frame_index`, if the timestamps agree with it."""
+        if not {FRAME_INDEX, TIMESTAMP} <= {*table.column_names}:
+            return np.arange(len(table))
+        order, times = np.argsort(table[FRAME_INDEX].to_numpy(), kind="stable"), table[TIMESTAMP].to_numpy()
+        is_shuffled = (np.diff(times) <= 0).any() and (np.diff(times[order]) > 0).all()
+        times = times[order] if is_shuffled else times
+        self._intervals += [float(np.median(np.diff(times)))] if len(times) > 1 else []
+        return order if is_shuffled else np.arange(len(table))
+
+    def _add_statistics(self, table: pa.Table) -> None:
+        features = self._metadata.features
+        columns = {}
+        for name in set(table.column_names) & features.keys():
+            if features[name].dtype.startswith(("float", "int", "uint", "bool")):
+                column = to_array(table[name], features[name].shape, f"{self._root.name}: '{name}'")
+                columns[name] = column.astype(np.uint8) if column.dtype == bool else column
+        self._statistics.add(summarize_columns(columns, ()))
+
+    def _repair_places(self, path: Path) -> Iterator[str]:
+        """Corrects the places of the rows of the episodes in a file of their metadata."""
+        with parquet_errors(path):
+            table = pq.read_table(path)
+        names = ("data/chunk_index", "data/file_index", "dataset_from_index", "dataset_to_index")
+        stated = np.stack([table[name].to_numpy() for name in names], axis=1)
+        expected = []
+        for index in table[EPISODE_INDEX].to_pylist():
+            number, place = self._numbers[index], self._places[index]
+            chunk, file = (int(digits) for digits in re.findall(r"\d+", "/".join(place.parts[-2:]))[-2:])
+            expected.append((chunk, file, self._starts[number], self._starts[number + 1]))
+        is_wrong = (stated != np.array(expected)).any(axis=1)
+        if not is_wrong.any():
+            return
+        for name, values in zip(names, np.array(expected).T, strict=True):
+            field = table.schema.field(name)
+            table = table.set_column(table.schema.get_field_index(name), field, pa.array(values, field.type))
+        pq.write_table(table, path)
+        yield f"{path.name} of meta/episodes: places of the rows of {is_wrong.sum():,} episodes corrected"
+
+    def _repair_info(self) -> Iterator[str]:
+        """Corrects the totals and the rate."""
+        episodes = self._metadata.episodes
+        totals = {"total_episodes": len(episodes), "total_frames": self._starts[-1]}
+        totals["total_tasks"] = len(self._metadata.tasks)
+        expected: dict[str, Any] = {name: total for name, total in totals.items() if self._info.get(name) != total}
+        if "splits" not in self._info:
+            expected["splits"] = {"train": f"0:{len(episodes)}"}
+        fps, intervals = self._info.get("fps"), np.array(self._intervals)
+        if len(intervals) and (intervals > 0).all():
+            rate = 1 / float(np.median(intervals))
+            is_same = np.abs(intervals * rate - 1).max() <= _MAX_RATE_ERROR
+            is_known = isinstance(fps, (int, float)) and abs(fps / rate - 1) <= _MAX_RATE_ERROR
+            if is_same and not is_known:
+                whole = round(rate)
+                expected["fps"] = whole if whole and abs(rate / whole - 1) <= 0.01 else round(rate, 3)
+        if expected:
+            shown = {name: json.dumps(self._info.get(name)) for name in expected}
+            self._info |= expected
+            self._info_path.write_text(json.dumps(self._info, indent=4), encoding="utf-8")
+            for name, value in expected.items():
+                yield f"info.json: {name} is {json.dumps(value)} instead of {shown[name]}"
+
+    def _repair_statistics(self) -> Iterator[str]:
+        """Corrects the statistics of all episodes; those of images are left alone."""
+        path = self._root / "meta" / "stats.json"
+        if self._info.get("codebase_version") != "v3.0":
+            return
+        stated = as_dict(read_json(path)) if path.is_file() else {}
+        found = self._statistics.as_dict()
+        wrong = [name for name in found if not _are_close(as_dict(stated.get(name)), found[name])]
+        if wrong:
+            path.write_text(json.dumps({**stated, **{name: found[name] for name in wrong}}, indent=4), encoding="utf-8")
+            others = [name for name in wrong if name not in BOOKKEEPING]
+            yield f"stats.json: statistics of {', '.join(others or wrong)} computed again"
+
+
+def _are_close(stated: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Returns whether statistics of a column agree, apart from rounding."""
+    try:
+        pairs = [(np.array(stated[key], np.float64), np.array(found[key], np.float64)) for key in _COMPARED]
+        size = max(float(np.abs(other).max()) for _, other in pairs[:2])
+        return all(np.allclose(one, other, rtol=_MAX_STATISTICS_ERROR, atol=1e-6 + 1e-4 * size) for one, other in pairs)
+    except (KeyError, TypeError, ValueError):
+        return False
