@@ -1,11 +1,12 @@
 """What commands print on the datasets in `tests/data`, and on what they write, equals `tests/data/printed`.
 
-`PYTHONPATH=tests/support python tests/cli/test_recorded_output.py` writes the files again.
+`PYTHONPATH=tests/support python tests/cli/test_recorded_output.py` writes the files again; with KIND ..., only those of some kinds.
 """
 
 import contextlib
 import io
 import re
+import sys
 import tempfile
 from pathlib import Path
 
@@ -85,6 +86,6 @@ def test_commands_print_what_is_recorded(name, tmp_path):
 
 if __name__ == "__main__":
     output.SECS_BETWEEN_LINES = 600.0
-    for kind in [*SOURCES, "written"]:
+    for kind in sys.argv[1:] or [*SOURCES, "written"]:
         with tempfile.TemporaryDirectory() as temporary:
             (FOLDER / f"{kind}.txt").write_text(make_documents(kind, Path(temporary)))
