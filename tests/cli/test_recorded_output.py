@@ -1,6 +1,6 @@
 """What commands print on the datasets in `tests/data`, and on what they write, equals `tests/data/printed`.
 
-`PYTHONPATH=tests/support python tests/cli/test_recorded_output.py` writes the files again; with KIND ..., only those of some kinds.
+`PYTHONPATH=tests/support python tests/cli/test_recorded_output.py` writes all files again, or those of kinds.
 """
 
 import contextlib
