@@ -70,6 +70,13 @@ def test_fast_environments_show_some_of_their_steps(tmp_path):
     assert result.images_per_sec == 25
 
 
+@pytest.mark.parametrize("metadata", [{}, {"render_fps": 0}, {"render_fps": -5}, {"render_fps": None}])
+def test_environments_without_a_rate_are_filmed_at_about_30_images_per_second(tmp_path, monkeypatch, metadata):
+    monkeypatch.setattr(Rendered, "metadata", {"render_modes": ["rgb_array"], **metadata})
+    result = record_film(lambda: Rendered(2), "random", tmp_path / "a.gif")
+    assert 25 <= result.images_per_sec <= 34
+
+
 def test_environments_of_other_kinds_and_large_images_are_filmed(tmp_path):
     def make():
         return TimeLimit(GymnasiumEnvironment(Rendered(9, size=(640, 320))), 2)

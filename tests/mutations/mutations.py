@@ -108,9 +108,10 @@ def draw_faults(number: int, seed: int | None) -> Iterator[Fault]:
 
 
 def _select_tests(mutation: Mutation, executed: ExecutedLines) -> list[str]:
-    """Returns tests that execute the expression, or else the function around it; or files of tests of its module.
+    """Returns tests that execute the expression, or else the function around it; and files of tests of its module.
 
-    The tests of the module's own file come first, then one case of each test before further cases, the fastest first.
+    The latter are those of which no test is selected: their tests may run the module in programs. The tests of the
+    module's own file come first, then one case of each test before further cases, the fastest first.
     """
     own, found = f"test_{Path(mutation.file).name}", set[str]()
     for first, last in mutation.places:
@@ -128,7 +129,8 @@ def _select_tests(mutation: Mutation, executed: ExecutedLines) -> list[str]:
             secs += duration
     programs = (files for place, files in _PROGRAMS.items() if mutation.file.startswith(place))
     files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob(own))
-    return tests or files or next(programs, [])
+    files = [file for file in files if not any(test.startswith(f"{file}::") for test in tests)]
+    return [*tests, *files] or next(programs, [])
 
 
 def find_noticing_test(fault: Fault) -> str | None:
@@ -159,8 +161,7 @@ def _run_tests(tests: Sequence[str], folder: str) -> tuple[int | None, str]:
     """Runs tests, or the fast tests of files, up to the first that fails; returns no code if they take too long."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_LIBRARIES)
-    arguments = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", *tests]
-    arguments += [] if "::" in tests[0] else ["-m", "not slow"]
+    arguments = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", "-m", "not slow", *tests]
     process = context.Process(target=_run_in_process, args=(arguments, folder))
     process.start()
     process.join(_TIMEOUT_SECS)
