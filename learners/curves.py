@@ -258,8 +258,8 @@ def draw_learning_curves(axes: Axes, curves: Sequence[Curve]) -> None:
     for number, curve in enumerate(curves):
         style = get_line_style(number, curve.mean)
         suffix = f" ({len(curve.runs)} runs)" if len(curve.runs) > 1 else ""
-        label = textwrap.fill(escape_label(curve.label) + suffix, _LABEL_WIDTH)
-        axes.plot(curve.steps, curve.mean, label=label, **style)
+        wrapped = textwrap.fill(escape_label(curve.label) + suffix, _LABEL_WIDTH)
+        axes.plot(curve.steps, curve.mean, label=wrapped, **style)
         low, high = curve.mean - curve.std, curve.mean + curve.std
         axes.fill_between(curve.steps, low, high, color=style["color"], alpha=0.18, linewidth=0)
     for number, behaviour in enumerate(sorted({curve.behaviour for curve in curves if curve.behaviour is not None})):
