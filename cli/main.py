@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import importlib
 import os
+import re
 import signal
 import sys
 import sysconfig
@@ -153,10 +154,13 @@ def _explain(error: BaseException, command: click.Command | None) -> tuple[int |
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None and isinstance(error, tensorflow.errors.OpError):  # A tf.data pipeline lost its server.
         return TEMPORARY_FAILURE, error.message
+    has_option = command is not None and any(option.name == "on_invalid" for option in command.params)
     if isinstance(error, InvalidEpisodeError):
-        has_option = command is not None and any(option.name == "on_invalid" for option in command.params)
         way = "use" if has_option else "write a copy with convert --format rlds"
         return INVALID_DATA, f"{error}; to leave out such episodes, {way} --on-invalid skip_episode"
+    if isinstance(error, SourceError) and has_option and re.search(r": episode \d+[:,]", str(error)):
+        advice = "to leave out episodes that cannot be read, use --on-invalid skip_episode"
+        return INVALID_DATA, f"{describe_error(error, command)}; {advice}"
     if isinstance(error, (SourceError, CheckpointError, CorruptFileError, TrainingDivergedError)):
         return INVALID_DATA, describe_error(error, command)
     if isinstance(error, SpecMismatchError) and error.details != str(error):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import click
 from rlds2reverb.datasets import Finding
 from rlds2reverb.datasets.checks import SEVERITIES
 from rlds2reverb.datasets.dataset_statistics import DatasetStatistics
+from rlds2reverb.datasets.readers.lerobot import DIRECTORY
 from rlds2reverb.datasets.summary import SummaryParts, describe_unterminated
 from rlds2reverb.datasets.transforms import apply_transforms
 from rlds2reverb.errors import CheckpointError, Problem, SourceError
@@ -33,6 +35,8 @@ from .quiet import quiet_imports, status
 from .reading import READING_NAMES, open_source, reading_options
 
 _NEVER = "never"
+#: Checks whose findings `--fix` corrects.
+_REPAIRED = {"stale-index", "shuffled-rows", "contradiction", "contradicting-rate"}
 _HEADINGS = {"Input": READING_NAMES, "Preprocessing": parameter_names(transform_options)}
 
 
@@ -154,7 +158,6 @@ def validate(
 
 def _repair(options: dict[str, Any], path: Path) -> list[str]:
     """Writes a repaired copy of a LeRobot dataset, if something can be repaired; returns the repairs."""
-    from rlds2reverb.datasets.readers.lerobot import DIRECTORY
     from rlds2reverb.datasets.writers.lerobot_repairs import repair_lerobot
 
     source = expand_path(options["source"])
@@ -219,7 +222,7 @@ def _print(source: str, result: _Result, *, is_failed: bool) -> None:
     if result.repairs == []:
         print("repaired: nothing, so that no copy was written")
     for problem in result.problems:
-        print(f"problem: {problem}")
+        print(output.name_options(f"problem: {problem}"))
     num_problems = result.counts["num_problems"]
     num_others = num_problems - len(result.problems) - bool(result.source_error)
     if num_others:
@@ -237,6 +240,9 @@ def _print(source: str, result: _Result, *, is_failed: bool) -> None:
     print(f"{source}: {verdict} ({', '.join(output.count(number, noun) for noun, number in counts.items())})")
     if result.findings:
         _print_findings(result.findings)
+    is_repairable = bool(_REPAIRED & {finding.check for finding in result.findings})
+    if is_repairable and result.repairs is None and DIRECTORY.matches(expand_path(source)):
+        print(f"\nnext  rlds2reverb validate {shlex.quote(source)} --fix OUT  (writes a repaired copy)")
 
 
 def _print_findings(findings: list[Finding]) -> None:

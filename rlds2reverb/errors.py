@@ -163,6 +163,10 @@ class SourceError(Rlds2ReverbError, ValueError):
     """A file or directory is not a supported dataset, or cannot be read safely."""
 
 
+class UnusableSourceError(SourceError):
+    """A dataset as a whole has to be read differently, so that no episode of it can be trusted."""
+
+
 class ResumeError(Rlds2ReverbError, ValueError):
     """The dataset differs from that of the unfinished run to resume."""
 

@@ -197,7 +197,7 @@ def ingest(
         total.merge_counts(report)
         total.left_out_fields = report.left_out_fields
         total.warnings += tuple(warning for warning in report.warnings if warning not in total.warnings)
-    total.skipped_episodes += len(source.skipped or ())
+    total.add_skipped(source)
     total.set_fingerprint(fingerprints)
     total.emit_note_warnings()
     return total
@@ -298,7 +298,7 @@ class IngestRun:
         else:
             self._write_to_server(transfer, destination, description)
         if shard is None:
-            transfer.report.skipped_episodes += len(source.skipped or ())
+            transfer.report.add_skipped(source)
         return transfer.report
 
     def _write_to_directory(self, transfer: Transfer, path: Path, description: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlds2reverb.errors import Problem, SourceError
+from rlds2reverb.errors import Problem, SourceError, UnusableSourceError
 from rlds2reverb.types.episode_batches import batch_episodes
 from rlds2reverb.types.episodes import Episode, find_problems
 
@@ -14,6 +14,8 @@ from .source import Source, identify_step, keep_images_encoded
 
 #: Field of the problem of an episode that cannot be read.
 FILES = "files"
+#: Number of episodes in a row for which reading may fail with the same message.
+_MAX_REPEATS = 100
 
 
 def read_readable(
@@ -22,19 +24,26 @@ def read_readable(
     """Yields the episodes of a range that can be read; calls `on_error` with the problem of each of the others.
 
     Raises:
-      SourceError: If the source can only be read from the first episode, and one cannot be read.
+      SourceError: If the source can only be read from the first episode, and one cannot be read; or if many in a row
+        cannot be read for the same reason, which is then that of the whole source.
     """
     if source.count is None:
         yield from source.read_range(first, stop)
         return
-    end = source.count() if stop is None else stop
+    end, reason, repeats = source.count() if stop is None else stop, "", 0
     while first < end:
         try:
             for episode in source.read(first, end):
                 yield episode
                 first += 1
             return
+        except UnusableSourceError:
+            raise
         except SourceError as error:
+            repeats = repeats + 1 if str(error) == reason else 0
+            reason = str(error)
+            if repeats == _MAX_REPEATS:
+                raise
             on_error(Problem(first, None, FILES, str(error)))
             first += 1
 

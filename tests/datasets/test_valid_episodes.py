@@ -15,6 +15,7 @@ from rlds2reverb.cli import run
 from rlds2reverb.datasets.source import keep_images_encoded
 from rlds2reverb.datasets.steps.loaded_steps import Preparation, read_steps
 from rlds2reverb.datasets.steps.stores import build_store, open_store
+from rlds2reverb.datasets.valid_episodes import read_readable
 from rlds2reverb.errors import InvalidEpisodeError, SourceError
 from rlds2reverb.reverb.writing.report import IngestWarning
 from rlds2reverb.types import fields
@@ -129,6 +130,15 @@ def test_training_data_leave_out_and_count(path, tmp_path, is_cached):
     for _ in range(2):
         steps = read_steps(source, preparation, fields.STEP_FIELDS, **functions)
         assert (len(steps.returns), steps.num_skipped) == (2, 3)
+
+
+def test_many_failures_for_the_same_reason_are_those_of_the_source(tmp_path):
+    path = write_sample(tmp_path / "x", [2] * 150, features={CAMERA: None}, files=[0] * 20 + [1] * 130)
+    (path / "data/chunk-000/file-001.parquet").unlink()
+    problems, read = [], []
+    with pytest.raises(SourceError, match="file-001.parquet is missing"):
+        read += read_readable(load(path), problems.append)
+    assert len(problems) == 100 and {problem.message for problem in problems} == {problems[0].message}
 
 
 def test_function_ends_at_an_episode_that_cannot_be_read():

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import tree
 
-from rlds2reverb.errors import Message, SourceError
+from rlds2reverb.errors import Message, UnusableSourceError
 from rlds2reverb.types.episodes import Episode, locate_discontinuity
 from rlds2reverb.types.specs import Nest
 
@@ -114,7 +114,7 @@ class ContinuityCheck:
 
     def _require_few(self, num_rows: int) -> None:
         if self._count > max(MAX_SHARE * num_rows, min(_FEW_ROWS, _MAX_SHARE_IF_FEW * num_rows)):
-            raise SourceError(
+            raise UnusableSourceError(
                 f"{self.name}: next_observations does not match the observation of the next row in more than "
                 f"{MAX_SHARE:.0%} of the rows inside episodes, first in {self._first}; " + self.advice
             )

@@ -245,7 +245,7 @@ class _EpisodeReader:
         self._images = [name for name in stored if features[name].dtype == "image"]
         self._shapes = {name: features[name].shape for name in stored if name not in self._images}
         #: The data file and the first row of each episode by its `episode_index`, if those in `meta/` are wrong.
-        self._found: dict[int, tuple[Path, int]] = {}
+        self._found: dict[int, tuple[Path, int]] | None = None
 
     def list_files(self) -> set[Path]:
         """Returns the files that are read: all metadata, and the rows and videos of the episodes."""
@@ -274,11 +274,11 @@ class _EpisodeReader:
 
     def _read_rows(self, files: _DataFiles, stored: StoredEpisode, where: str) -> tuple[Any, list[Contradiction]]:
         """Returns the rows of an episode, and what is odd about their place."""
-        place = self._found.get(stored.index, (stored.data, stored.first_row))
+        place = (self._found or {}).get(stored.index, (stored.data, stored.first_row))
         try:
             table = files.read(*place, stored, where)
         except SourceError:
-            self._found = self._find_rows()
+            self._found = self._find_rows() if self._found is None else self._found
             if self._found.get(stored.index, place) == place:
                 raise
             place = self._found[stored.index]
@@ -294,7 +294,9 @@ class _EpisodeReader:
 
         found: dict[int, list[tuple[Path, int]]] = defaultdict(list)
         for path in self._list_data():
-            indices = read_column(path, EPISODE_INDEX)
+            indices = np.zeros(0, np.int64)
+            with contextlib.suppress(SourceError):  # The error of the episode is raised instead.
+                indices = read_column(path, EPISODE_INDEX)
             for row in np.flatnonzero(np.diff(indices, prepend=-1)).tolist():
                 found[int(indices[row])].append((path, row))
         return {index: places[0] for index, places in found.items() if len(places) == 1}

@@ -18,7 +18,7 @@ from rlds2reverb.errors import SourceError
 
 from ..readers.json_files import as_dict, read_json
 from ..readers.lerobot_files import parquet_errors, to_array
-from ..readers.lerobot_meta import BOOKKEEPING, EPISODE_INDEX, FRAME_INDEX, INDEX, TIMESTAMP, read_metadata
+from ..readers.lerobot_meta import BOOKKEEPING, EPISODE_INDEX, FRAME_INDEX, INDEX, OWN_FILE, TIMESTAMP, read_metadata
 from .atomic_output import atomic_output
 from .lerobot_statistics import Statistics, summarize_columns
 
@@ -179,6 +179,11 @@ class _Repair:
             shown = {name: json.dumps(self._info.get(name)) for name in expected}
             self._info |= expected
             self._info_path.write_text(json.dumps(self._info, indent=4), encoding="utf-8")
+            own_path = self._info_path.with_name(OWN_FILE)
+            own = as_dict(self._metadata.own.get("metadata"))
+            if own.get("fps", self._info.get("fps")) != self._info.get("fps"):  # The metadata that `load` returns.
+                changed = {**self._metadata.own, "metadata": {**own, "fps": self._info["fps"]}}
+                own_path.write_text(json.dumps(changed, indent=4), encoding="utf-8")
             for name, value in expected.items():
                 yield f"info.json: {name} is {json.dumps(value)} instead of {shown[name]}"
 
@@ -193,7 +198,8 @@ class _Repair:
         if wrong:
             path.write_text(json.dumps({**stated, **{name: found[name] for name in wrong}}, indent=4), encoding="utf-8")
             others = [name for name in wrong if name not in BOOKKEEPING]
-            yield f"stats.json: statistics of {', '.join(others or wrong)} computed again"
+            verb = "corrected" if stated else "added"
+            yield f"stats.json: statistics of {', '.join(others or wrong)} {verb}"
 
 
 def _are_close(stated: Mapping[str, Any], found: Mapping[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import xxhash
 
+from rlds2reverb.datasets.source import Source
 from rlds2reverb.datasets.transforms import describe_changes
 from rlds2reverb.errors import Problem
 from rlds2reverb.system.text import format_bytes, format_facts, format_number
@@ -168,6 +169,13 @@ class IngestReport(LeftOut):
             self.size_bytes += episode.num_bytes
             self.unterminated += episode.unterminated
         self.count_left_out(batch, uses_all_actions=getattr(adder, "uses_all_actions", False))
+
+    def add_skipped(self, source: Source) -> None:
+        """Adds the episodes that the source has left out, and their problems."""
+        skipped = source.skipped or {}
+        self.skipped_episodes += len(skipped)
+        problems = [skipped[episode] for episode in sorted(skipped)]
+        self.problems += problems[: MAX_REPORTED_PROBLEMS - len(self.problems)]
 
     def merge_counts(self, other: IngestReport) -> None:
         """Adds the counts, seconds and problems of the report of other episodes of the same dataset."""

@@ -81,7 +81,7 @@ DAMAGES = {
     "order": (lambda path: edit_rows(path, shuffle), "file-001.parquet: rows sorted by frame_index"),
     "fps": (lambda path: edit_info(path, fps=5), "info.json: fps is 10 instead of 5"),
     "totals": (lambda path: edit_info(path, total_frames=99, total_episodes=None), "info.json: total_episodes is 3 instead of null"),
-    "statistics": (damage_statistics, "stats.json: statistics of action computed again"),
+    "statistics": (damage_statistics, "stats.json: statistics of action corrected"),
 }  # fmt: skip
 
 
@@ -106,6 +106,14 @@ def test_written_datasets_need_no_repair(tmp_path, data):
     for version in ("v3.0", "v2.1"):
         write_dataset(data / "formats/lerobot/v3.0/c3", tmp_path / version, format="lerobot", lerobot_version=version)
         assert repair_lerobot(tmp_path / version, tmp_path / "out") == []
+        edit_info(tmp_path / version, fps=99)
+        own = json.loads((tmp_path / version / "meta/rlds2reverb.json").read_text())
+        own["metadata"]["fps"] = 99
+        (tmp_path / version / "meta/rlds2reverb.json").write_text(json.dumps(own))
+        assert repair_lerobot(tmp_path / version, tmp_path / f"{version} repaired") == [
+            "info.json: fps is 30 instead of 99"
+        ]
+        assert load(tmp_path / f"{version} repaired").metadata["fps"] == 30
 
 
 def test_command_lists_what_it_did_and_what_it_left(right, tmp_path, capsys):
