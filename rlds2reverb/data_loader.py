@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, get_args
 
 import numpy as np
+import tree
 
 from rlds2reverb.adders.adder import ItemAdder
 from rlds2reverb.adders.n_step import Transitions
 from rlds2reverb.datasets import load
+from rlds2reverb.datasets.field_statistics import FieldStatistics, Normalization, read_statistics
 from rlds2reverb.datasets.source import Source
 from rlds2reverb.datasets.steps.image_files import Decoder, decode_images
 from rlds2reverb.datasets.steps.item_index import ItemIndex, find_shard, permute, sample_uniformly
@@ -24,10 +27,10 @@ from rlds2reverb.errors import SourceError
 from rlds2reverb.system.installation import install_command
 from rlds2reverb.system.text import suggest
 from rlds2reverb.system.threads import map_ahead
-from rlds2reverb.types.arguments import require_count, require_defaults, take_arguments
+from rlds2reverb.types.arguments import require_count, require_defaults, require_one_of, take_arguments
 from rlds2reverb.types.episode_batches import batch_episodes
 from rlds2reverb.types.locations import is_server
-from rlds2reverb.types.nest_paths import list_paths
+from rlds2reverb.types.nest_paths import format_path, list_paths
 from rlds2reverb.types.specs import Nest, map_structure
 
 DEFAULT_ITEMS = Transitions()
@@ -39,6 +42,7 @@ class Batches(Iterable[Any]):
     Attributes:
       num_items: number of items of the dataset or store; None for the table of a server.
       num_batches: number of batches of an iteration; None if it does not end.
+      statistics: the `FieldStatistics` of the fields that are normalised, by their paths.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Batches(Iterable[Any]):
         num_items: int | None = None,
         num_batches: int | None = None,
         convert: Callable[[Nest], Any] = lambda batch: batch,
+        statistics: Mapping[str, FieldStatistics] = MappingProxyType({}),
     ):
         """
         Args:
@@ -54,7 +59,9 @@ class Batches(Iterable[Any]):
           num_items: see `Batches`.
           num_batches: see `Batches`.
           convert: function that converts a batch of NumPy arrays.
+          statistics: see `Batches`.
         """
+        self.statistics = statistics
         self.num_items, self.num_batches = num_items, num_batches
         self._open_batches, self._convert = open_batches, convert
 
@@ -106,7 +113,8 @@ class Batches(Iterable[Any]):
         def convert_leaf(column: np.ndarray) -> Any:
             return column.tolist() if column.dtype.kind == "O" else convert(column)
 
-        return Batches(self._open_batches, self.num_items, self.num_batches, partial(map_structure, convert_leaf))
+        converted = partial(map_structure, convert_leaf)
+        return Batches(self._open_batches, self.num_items, self.num_batches, converted, self.statistics)
 
 
 @dataclass(frozen=True)
@@ -117,6 +125,7 @@ class _Options:
     batch_size: int
     _: KW_ONLY
     items: ItemAdder = DEFAULT_ITEMS
+    normalize: Mapping[str, Normalization] | None = None
     seed: int = 0
     epochs: int | None = None
     drop_last: bool = False
@@ -137,6 +146,8 @@ class _Options:
             require_defaults(self, ["drop_last"], "without epochs, in which all batches are full")
         else:
             require_count("epochs", self.epochs)
+        for name, mode in (self.normalize or {}).items():
+            require_one_of(f"normalize[{name!r}]", mode, get_args(Normalization))
         if not isinstance(self.items, ItemAdder) or not self.items.reads_at_random:
             kinds = "Transitions, StepOffsets, Windows or another adder with a method read"
             raise TypeError(f"items must be of a kind that can be read at random ({kinds}), got {self.items!r}")
@@ -167,6 +178,9 @@ def batches(options: _Options) -> Batches:  # noqa: D417 - The arguments are tho
         mapped into memory; or servers: an address 'HOST:PORT', a `ReplayServer`, and so on (see `sample`).
       batch_size: number of items per batch of each process, at least 1.
       items: the kind of the items: `Transitions`, `StepOffsets`, `Windows`, or another adder.
+      normalize: how to normalise fields of floats, by their paths, such as {'observation.state': 'mean_std', 'action':
+        'quantiles'}, with the statistics of the whole dataset; see `FieldStatistics`, of which `Batches.statistics`
+        contains one for each field. Next observations are normalised like observations.
       seed: random seed for sampling and for the order of epochs, in [0, 2^31).
       epochs: number of epochs, at least 1; None to sample with replacement.
       drop_last: whether to leave out the incomplete batches at the end of each epoch.
@@ -193,7 +207,7 @@ def batches(options: _Options) -> Batches:  # noqa: D417 - The arguments are tho
         return _open_server(options)
     require_defaults(options, ["table"], "for datasets")
     reader = _StoredBatches(_open_steps(options.source, options.cache_dir), options)
-    return Batches(reader.read_all, reader.index.num_items, reader.num_batches)
+    return Batches(reader.read_all, reader.index.num_items, reader.num_batches, statistics=reader.statistics)
 
 
 class _StoredBatches:
@@ -202,6 +216,9 @@ class _StoredBatches:
     def __init__(self, steps: StepColumns, options: _Options):
         self._steps, self._options = steps, options
         self._names = list_paths(steps.layout.step_spec)
+        normalize = options.normalize or {}
+        self._require_fields(normalize)
+        self.statistics = {path: read_statistics(steps, path, mode) for path, mode in normalize.items()}
         self.index = ItemIndex(steps, options.items)
         if not self.index.num_items:
             raise SourceError("there are no items; check whether all episodes are shorter than an item")
@@ -238,11 +255,23 @@ class _StoredBatches:
         return permute(positions, num_items, seed=options.seed, epoch=epoch)
 
     def _take(self, rows: np.ndarray, names: Sequence[str] | None) -> dict[str, Nest]:
-        unknown = [name for name in names or () if name not in self._names]
+        self._require_fields(names or ())
+        taken = self._steps.take(rows, names, decode=self._options.decode or decode_images)
+        if not self.statistics:
+            return taken
+
+        def convert(keys: Sequence[Any], column: np.ndarray) -> np.ndarray:
+            statistics = self.statistics.get(format_path(tuple(keys)))
+            return column if statistics is None else statistics.normalize(column)
+
+        normalized: dict[str, Nest] = tree.map_structure_with_path(convert, taken)
+        return normalized
+
+    def _require_fields(self, names: Iterable[str]) -> None:
+        unknown = [name for name in names if name not in self._names]
         if unknown:
             similar = suggest(unknown[0], self._names)
             raise ValueError(f"the dataset has no field {unknown[0]!r}{similar}; it has {', '.join(self._names)}")
-        return self._steps.take(rows, names, decode=self._options.decode or decode_images)
 
 
 def _open_steps(source: Any, cache_dir: str | Path | None) -> StepColumns:

@@ -303,3 +303,60 @@ def test_gloo_processes_read_each_item_once(tmp_path):
     outputs = [process.communicate(timeout=100)[0] for process in processes]
     starts = sorted(float(value) for steps in EPISODES for value in steps["observation"][:-1, 0])
     assert outputs[0].strip() == f"{starts} [5, 6]" and outputs[1] == ""
+
+
+# --- Normalisation
+
+
+def make_robot_episodes():
+    """Returns two episodes whose final row is a placeholder, an observation alone, or a last action."""
+    random = np.random.default_rng(0)
+    state, action = random.normal(5, 3, (30, 2)), random.normal(0, 2, (30, 3))
+    state[:, 1] = 7  # constant
+    log = {"observations": {"state": state}, "actions": action, "rewards": np.zeros(30), "terminated": False}
+    known = {**log, "observations": {"state": np.concatenate([state, [[90, 7]]])}}
+    return [log, {**log, "terminated": True}, known], state, action
+
+
+@pytest.mark.parametrize("mode", ["mean_std", "quantiles"])
+@pytest.mark.parametrize(
+    "items", [Transitions(), StepOffsets({"observation.state": [-1, 0], "action": range(3)}), Windows(4)]
+)
+def test_fields_are_normalized_with_the_statistics_of_the_values_that_exist(items, mode, tmp_path):
+    episodes, state, action = make_robot_episodes()
+    options = {"items": items, "normalize": {"observation.state": mode, "action": mode}, "epochs": 1}
+    data, plain = (batches(episodes, 500, cache_dir=tmp_path, **one) for one in (options, {**options, "normalize": {}}))
+    states = np.concatenate([state, state, state, [[90, 7]]])
+    for path, values in (("observation.state", states), ("action", action)):
+        found = data.statistics[path]
+        np.testing.assert_allclose(found.mean, values.mean(0))
+        np.testing.assert_allclose(found.std, values.std(0), atol=1e-12)
+        np.testing.assert_allclose([found.min, found.max], [values.min(0), values.max(0)])
+        # Each row three times, except for the final observation.
+        rows = values if path != "action" else np.concatenate([values] * 3)
+        np.testing.assert_allclose([found.q01, found.q99], np.quantile(rows, [0.01, 0.99], axis=0))
+        low, high = (found.mean - found.std, found.mean + found.std) if mode == "mean_std" else (found.q01, found.q99)
+        np.testing.assert_allclose(found.normalize(np.stack([low, high]))[:, 0], [-1, 1], rtol=1e-6)
+        np.testing.assert_allclose(found.unnormalize(found.normalize(values)), values, rtol=1e-5, atol=1e-5)
+    assert not data.statistics["observation.state"].normalize(state)[:, 1].any()
+    batch, original = next(iter(data)), next(iter(plain))
+    pairs = [(batch["action"], original["action"], "action")]
+    names = [name for name in ("observation", "next_observation") if name in original]
+    pairs += [(batch[name]["state"], original[name]["state"], "observation.state") for name in names]
+    for got, raw, path in pairs:
+        np.testing.assert_array_equal(got, data.statistics[path].normalize(raw))
+        assert got.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("normalize", "message"),
+    [
+        ({"observation.sate": "mean_std"}, "no field 'observation.sate'; did you mean 'observation.state'"),
+        ({"observation": "mean_std"}, "only arrays of floats can be normalised, got 'observation'"),
+        ({"is_last": "mean_std"}, "only arrays of floats can be normalised, got 'is_last'"),
+        ({"action": "standard"}, r"normalize\['action'\] must be"),
+    ],
+)
+def test_fields_that_cannot_be_normalized_are_named(normalize, message):
+    with pytest.raises(ValueError, match=message):
+        batches(make_robot_episodes()[0], 8, normalize=normalize)
