@@ -6,7 +6,6 @@
 import html
 import re
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -45,11 +44,10 @@ def make_source(num_episodes, **options):
     return load([make_episode(number, 25 + 5 * number % 35, **options) for number in range(num_episodes)])
 
 
-def report_damaged():
-    source = make_source(3, num_columns=2, with_image=False)
-    episodes = [*source]
-    episodes[1].steps["reward"][3] = np.nan
-    return report_source(replace(source, read=lambda: iter(episodes)))
+def report_damaged(folder):
+    episodes = [make_episode(number, 25 + 5 * number, num_columns=2, with_image=False) for number in range(3)]
+    episodes[1]["reward"][3] = np.nan
+    return report_source(load(episodes))
 
 
 def report_experiment(folder):
@@ -65,7 +63,7 @@ def report_experiment(folder):
 PAGES = {
     "images": lambda folder: report_source(make_source(9, num_columns=3, with_image=True), reference_returns=(0, 100)),
     "columns": lambda folder: report_source(make_source(20, num_columns=33, with_image=False)),
-    "damaged": lambda folder: report_damaged(),
+    "damaged": report_damaged,
     "runs": report_experiment,
 }
 
