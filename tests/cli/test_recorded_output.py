@@ -29,7 +29,6 @@ SOURCES = {
     "robomimic": [f"formats/robomimic/{name}.hdf5" for name in ("d1_low_dim", "d2_image_no_next_obs", "d3_done_mode_1")],
     "arrays": ["formats/neorl/Hopper-v3-low-8-train-noise.npz", "formats/ogbench/cube-single-play-v0-val.npz",
                "formats/vd4rl/cartpole_swingup/64px", "formats/atari/replay_logs --load frame_stack=2"],
-    "malformed": sorted(str(path.relative_to(DATA)) for path in (DATA / "malformed/hdf5").glob("*.hdf5")),
 }  # fmt: skip
 _FORMATS = ("d4rl", "minari --recompute-discounts", "lerobot --fps 10 --recompute-discounts", "rlds")
 #: Arguments of `convert`.
@@ -67,8 +66,7 @@ def make_documents(name, folder):
     printed = ""
     for arguments in SOURCES.get(name, ()):
         path, *options = arguments.split()
-        if name != "malformed":
-            printed += run_command("inspect", str(DATA / path), *options)
+        printed += run_command("inspect", str(DATA / path), *options)
         printed += run_command("validate", str(DATA / path), *(options if "--reference-returns" not in options else ()))
     for number, arguments in enumerate(WRITTEN if name == "written" else ()):
         (source, *options), target = arguments.split(), str(folder / f"written-v{number}")

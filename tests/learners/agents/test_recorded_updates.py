@@ -85,4 +85,4 @@ if __name__ == "__main__":
     text = json.dumps(
         {key: {name: float(f"{value:.6g}") for name, value in row.items()} for key, row in recorded.items()}
     )
-    FILE.write_text(text.replace("}, ", "},\n") + "\n")
+    FILE.write_text(text.replace("}, ", "},\n").replace(", ", ",").replace(": ", ":") + "\n")

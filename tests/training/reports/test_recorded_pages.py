@@ -44,12 +44,6 @@ def make_source(num_episodes, **options):
     return load([make_episode(number, 25 + 5 * number % 35, **options) for number in range(num_episodes)])
 
 
-def report_damaged(folder):
-    episodes = [make_episode(number, 25 + 5 * number, num_columns=2, with_image=False) for number in range(3)]
-    episodes[1]["reward"][3] = np.nan
-    return report_source(load(episodes))
-
-
 def report_experiment(folder):
     paths = [
         write_run(folder / "a"),
@@ -63,7 +57,6 @@ def report_experiment(folder):
 PAGES = {
     "images": lambda folder: report_source(make_source(9, num_columns=3, with_image=True), reference_returns=(0, 100)),
     "columns": lambda folder: report_source(make_source(20, num_columns=33, with_image=False)),
-    "damaged": report_damaged,
     "runs": report_experiment,
 }
 
