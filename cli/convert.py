@@ -68,7 +68,7 @@ _HEADINGS = {
     "Servers": _SERVER_NAMES,
 }
 _FORMATS_OF |= dict.fromkeys(
-    ["num_shards", "verify", *CONVERSION_HEADINGS["Items"], *_TABLE_NAMES, *ADVANCED_NAMES, *_SERVER_NAMES], ("reverb",)
+    ["num_shards", *CONVERSION_HEADINGS["Items"], *_TABLE_NAMES, *ADVANCED_NAMES, *_SERVER_NAMES], ("reverb",)
 )
 
 
@@ -90,8 +90,8 @@ _FORMATS_OF |= dict.fromkeys(
 )
 @flag(
     "--verify",
-    help="Read the complete directory back, and compare each item with the dataset, bit for bit. If the directory is "
-    "complete already, only this is done.",
+    help="Read the result back, and compare each item, or each field of each episode in other formats, with the "
+    "dataset, bit for bit. If a directory of tables is complete already, only this is done.",
 )
 @table_options
 @flag(
@@ -213,6 +213,7 @@ def _write_dataset(source: Any, out: Path, format: Any, options: dict[str, Any])
             out,
             format=format,
             on_invalid=options["on_invalid"],
+            verify=options["verify"],
             num_workers=options["num_workers"],
             progress=progress,
             on_read=progress.count_read,

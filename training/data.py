@@ -104,6 +104,7 @@ class TrainingData(Closing, ABC):
       reward_transform: transform of the rewards, which was applied to the data; None if they are unchanged.
       held_out: numbers of the episodes that are held out, among those with transitions.
       validation: the items of these episodes; None if none are held out.
+      relative_actions: what a mapping has done to the actions, which the policies undo; see `AbsolutePolicy`.
       notes: sentences for the user.
       warnings: sentences that the user should not miss.
     """
@@ -120,6 +121,7 @@ class TrainingData(Closing, ABC):
     reward_transform: ScaleRewards | None = None
     held_out: tuple[int, ...] = ()
     validation: StoredItems | None = None
+    relative_actions: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 

@@ -18,13 +18,14 @@ from rlds2reverb.adders.places import find_ends
 from rlds2reverb.datasets import Source
 from rlds2reverb.datasets.action_specs import OF_DATA, describe_bounds, make_action_spec
 from rlds2reverb.datasets.checks import Finding
+from rlds2reverb.datasets.mapping.value_operations import RELATIVE_ACTIONS
 from rlds2reverb.datasets.selection import select_episodes
 from rlds2reverb.datasets.steps.goals import add_goal
 from rlds2reverb.datasets.steps.loaded_steps import LoadedSteps, Preparation, TooLargeError, convert_columns, read_steps
 from rlds2reverb.datasets.steps.step_columns import StepColumns
 from rlds2reverb.datasets.transforms import ScaleRewards, clip_actions, parse_reward
 from rlds2reverb.datasets.valid_episodes import describe_skipped
-from rlds2reverb.errors import Message, SourceError
+from rlds2reverb.errors import ArgumentError, Message, SourceError
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.stored_items import StoredItems, decode_images
 from rlds2reverb.reverb.wire.packing import Packing
@@ -117,7 +118,9 @@ def open_dataset(
     notes: list[str] = []
     warnings = list(source.warnings)
     _require_known(source.assumed_fields, config)
+    relative_actions = _require_reversible(source, config)
     dataset = _read_or_store(source, config, action_space, other_fields, progress, notes)
+    action_space = None if relative_actions else action_space  # It has the bounds of absolute actions.
     action_spec, about_bounds = make_action_spec(
         dataset.actions,
         action_space,
@@ -167,6 +170,7 @@ def open_dataset(
         "num_episodes": int(is_kept.sum()),
         "moments": moments,
         "reward_transform": transform,
+        "relative_actions": relative_actions,
         "held_out": tuple(np.flatnonzero(is_held_out).tolist()),
         "notes": tuple(notes),
         "warnings": tuple(warnings),
@@ -240,6 +244,20 @@ def _require_numbers(step_spec: Nest, names: Sequence[str]) -> None:
             have = ", ".join(map(repr, sorted(step_spec)))
             sentence = f"the step field {name!r} must be a number, got {got}; the dataset has {have}"
             raise SourceError(f"{sentence}; read it", extra_fields=[name]) if spec is None else SourceError(sentence)
+
+
+def _require_reversible(source: Source, config: TrainingConfig) -> tuple[dict[str, Any], ...]:
+    """Returns what a mapping has done to the actions; raises `SourceError` if policies cannot undo it."""
+    changes = tuple(source.statistics.get(RELATIVE_ACTIONS, ()))
+    for change in changes:
+        if change["action"] != [fields.ACTION] or change["state"][0] != fields.OBSERVATION:
+            raise SourceError(
+                "relative actions must be the field 'action', with a state in the observation, so that policies can "
+                f"undo it, got {'.'.join(change['action'])!r} and {'.'.join(change['state'])!r}; change the mapping"
+            )
+    if changes and config.online_steps:
+        raise ArgumentError("cannot be combined with relative actions", about="online_steps", mapping=...)
+    return changes
 
 
 def _describe_odd(finding: Finding) -> Message:

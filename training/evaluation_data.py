@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb import Transitions
+from rlds2reverb.datasets.mapping.value_operations import RELATIVE_ACTIONS
 from rlds2reverb.datasets.moments import mark_transitions
 from rlds2reverb.datasets.steps.goals import GoalDistribution, add_goal
 from rlds2reverb.datasets.steps.item_index import ItemIndex, draw_numbers, sample_uniformly
@@ -41,6 +42,8 @@ class EvaluationSource:
             raise SourceError(
                 "off-policy evaluation requires the episodes of a dataset, but a table contains only items"
             )
+        if opened.statistics.get(RELATIVE_ACTIONS):
+            raise SourceError("off-policy evaluation requires absolute actions; leave 'delta' out of the mapping")
         self._source, self._opened = opened, dict[str, StepData]()
 
     def open(self, policy: EvaluatedPolicy, other_fields: Sequence[str]) -> StepData:

@@ -14,6 +14,7 @@ from typing import Any
 from rlds2reverb.errors import ArgumentError, CheckpointError, Message
 from rlds2reverb.learners import Learner
 from rlds2reverb.learners.agents import execute_chunks, get_hyperparameters, make_agent, make_chunk_spec
+from rlds2reverb.learners.agents.absolute_policy import make_policies_absolute
 from rlds2reverb.learners.agents.history_policy import extend_statistics, keep_histories
 from rlds2reverb.learners.algorithms import ALGORITHMS
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook, make_hooks
@@ -199,7 +200,8 @@ class Training(Closing):
                 if self._online is not None:
                     self._online.run(self.learner)
             if isinstance(self.data, StepData) and not self.learner.stop_reason:
-                for warning in warn_stuck(self.agent.policy, self.data.action_spec, self.data.items, self.config):
+                policy = self.agent.policy.wrapped if self.data.relative_actions else self.agent.policy
+                for warning in warn_stuck(policy, self.data.action_spec, self.data.items, self.config):
                     self._progress.warn(warning)
             with self._progress.activity("exporting the policy"):
                 last = self.learner.export_policy(self.run_dir / POLICY_FOLDER)
@@ -437,6 +439,7 @@ def make_run_agent(config: TrainingConfig, data: TrainingData) -> Any:
     if length > 1:
         execute_chunks(agent, action_spec, config.execution_horizon or length)
     keep_histories(agent, data.time_step_spec, data.history)
+    make_policies_absolute(agent, data.relative_actions)
     return agent
 
 

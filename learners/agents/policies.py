@@ -92,7 +92,7 @@ class WrappedPolicy(tf_policy.TFPolicy):
 
     def _distribution(self, time_step: time_step.TimeStep, policy_state: Any) -> policy_step.PolicyStep:
         raise NotImplementedError(
-            "policies of action chunks and of histories do not support distribution(); use action()"
+            "policies of chunks, of histories and of relative actions do not support distribution(); use action()"
         )
 
 

@@ -12,9 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from properties import mark_slow_except
 
-from rlds2reverb import SourceError, apply_transforms, ingest, load, summarize, write_dataset
+from rlds2reverb import SourceError, ingest, load, summarize, write_dataset
 from rlds2reverb.datasets.source import Source
-from rlds2reverb.datasets.transforms import DropFields
 from rlds2reverb.datasets.writers.writing import WRITTEN_FORMATS
 from rlds2reverb.reverb.writing.report import IngestWarning
 from rlds2reverb.types.episodes import Episode
@@ -193,14 +192,9 @@ def test_lerobot_keeps_names_and_success(data, tmp_path):
 
 
 @pytest.mark.parametrize("format", ["rlds", "minari", "robomimic"])
-def test_names_of_motors_are_kept_or_reported(data, tmp_path, format):
+def test_names_of_motors_are_kept(data, tmp_path, format):
     source = load(data / "formats/lerobot/v3.0/c3")
-    if format == "robomimic":
-        source, _ = apply_transforms(source, [DropFields(("task", "next.success"))])
-    path, report = write(source, tmp_path, format)
-    if format == "robomimic":
-        assert any("no place for the metadata" in warning and "feature_names" in warning for warning in report.warnings)
-        return
+    path, _ = write(source, tmp_path, format)
     back, _ = write(load(path), tmp_path / "back", "lerobot")
     assert json.loads((back / "meta/info.json").read_text())["features"]["action"]["names"][0] == "joint_0"
 
@@ -322,8 +316,7 @@ def test_text_that_cannot_be_encoded_is_named(tmp_path, format, value):
     (made,) = load([make_log(True, True)])
     texts = np.array(["a", "b", value, "d", "e"], object)
     source = Source("x", "memory", lambda: iter([Episode({**made.steps, "text": texts}, 0)]))
-    expected = "numbers" if format in ("d4rl", "robomimic") else r"step\['text'\] of episode 0, step 2 must be a string"
-    expected = "no place in robomimic" if format == "robomimic" else expected
+    expected = "numbers" if format == "d4rl" else r"step\['text'\] of episode 0, step 2 must be a string"
     with pytest.raises(SourceError, match=expected):
         write(source, tmp_path, format)
     assert not list(tmp_path.rglob("*.*"))

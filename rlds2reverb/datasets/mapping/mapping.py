@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,9 @@ class DatasetMapping:
         """
         dataset = before = MappedSource.open(source)
         operations = json.loads(self.text)
-        for name, value in operations:
+        for place, (name, value) in enumerate(operations):
+            if name in ("delta", "absolute"):
+                _require_last(name, value, operations[place + 1 :])
             try:
                 dataset = OPERATIONS[name](dataset, value)
             except SourceError as error:
@@ -103,9 +106,33 @@ class DatasetMapping:
                     about="mapping",
                 )
         rows = make_table(before.spec, dataset.spec)
-        statistics = {**source.statistics, "mapping": [*source.statistics.get("mapping", []), *rows]}
+        statistics = {**dataset.source.statistics, "mapping": [*source.statistics.get("mapping", []), *rows]}
         options = ["mapping", operations, dict(source.full_metadata)]
         return identify_step(source, replace(dataset.source, statistics=statistics), options)
+
+
+def _require_last(name: str, actions: Mapping[str, Any], later: Sequence[tuple[str, Any]]) -> None:
+    """Raises `ArgumentError` if later operations change the actions or the states, so that policies cannot undo it."""
+    states = [
+        value["state"] if isinstance(value, Mapping) and "state" in value else value for value in actions.values()
+    ]
+    for other, value in later:
+        if other in (*FIELD_OPERATIONS, "binarize"):
+            changed = [path for path in _list_texts(value) if any(map(partial(_overlaps, path), [*actions, *states]))]
+            if changed:
+                sentence = f"must have {name!r} after {other!r}, which changes {changed[0]!r}"
+                raise ArgumentError(f"{sentence}, so that policies can undo it", about="mapping")
+
+
+def _overlaps(path: str, other: Any) -> bool:
+    return path == other or f"{other}.".startswith(f"{path}.") or path.startswith(f"{other}.")
+
+
+def _list_texts(value: Any) -> list[str]:
+    """Returns the keys and texts in a value."""
+    if isinstance(value, Mapping):
+        return [text for pair in value.items() for text in _list_texts(list(pair))]
+    return [text for part in value for text in _list_texts(part)] if isinstance(value, list) else [str(value)]
 
 
 def make_table(before: Nest, after: Nest) -> list[list[str]]:

@@ -18,6 +18,8 @@ from rlds2reverb.types.specs import ArraySpec, describe
 from .mapped_source import MappedSource
 
 _FLOATS = "a vector of floats"
+#: Name in the statistics of a source of what `delta` and `absolute` have done to actions, which policies undo.
+RELATIVE_ACTIONS = "relative_actions"
 
 
 def make_deltas(dataset: MappedSource, actions: Mapping[str, Any]) -> MappedSource:
@@ -60,7 +62,12 @@ def _shift(dataset: MappedSource, path: str, state: str, excepted: Sequence[Any]
         column[rows, moved] += (sign * states[rows][:, moved]).astype(column.dtype)
         return replace(episode, steps=replace_part(episode.steps, keys, lambda _: column))
 
-    return dataset.change(shift, unbounded=[keys])
+    changed = dataset.change(shift, unbounded=[keys])
+    if keys[0] != fields.ACTION:
+        return changed
+    done = {"action": list(keys), "state": list(state_keys), "elements": moved, "sign": sign}
+    known = changed.source.statistics.get(RELATIVE_ACTIONS, [])
+    return changed.replace(statistics={**changed.source.statistics, RELATIVE_ACTIONS: [*known, done]})
 
 
 def _count_actions(episode: Episode, keys: Keys) -> int:

@@ -24,7 +24,7 @@ import numpy as np
 from rlds2reverb.errors import SourceError
 from rlds2reverb.types import fields
 from rlds2reverb.types.episodes import Episode
-from rlds2reverb.types.specs import leaves
+from rlds2reverb.types.specs import leaves, map_structure
 
 from ..formats import Format
 from ..source import Source
@@ -40,6 +40,8 @@ LANGUAGE = "language_instruction"
 ACTIONS, REWARDS, DONES = "actions", "rewards", "dones"
 #: Attributes of a demonstration in files that `robomimic_writer` has written.
 IS_TERMINAL, UNTERMINATED = "is_terminal", "unterminated"
+#: Group of a demonstration, and attribute of `data`, in such files.
+STEP_FIELDS, METADATA = "step_fields", "metadata"
 #: Attributes of a demonstration in files of Isaac Lab.
 _SUCCESS, SEED = "success", "seed"
 #: Attributes of a demonstration that are not metadata of the episode; `model_file` is the XML of the simulation.
@@ -85,8 +87,10 @@ def open_robomimic(path: Path, *, split: str | None = None) -> Source:
             rows = {"the attribute total": file["data"].attrs.get("total"), "the sum of rows": contents.num_rows}
             warnings += tuple(f"{path.name}: {found.message}" for found in find_contradictions({"rows": rows}))
         described, task = _describe_environment(file), _describe_task(file)
+        with contextlib.suppress(OSError, RuntimeError, TypeError):  # Metadata are optional.
+            task |= parse_object(file["data"].attrs.get(METADATA))
         names = {name for demo in contents.demos[:1] for name in hdf5.list_names(file[demo])}
-        described["unread"] = tuple(sorted(names - {OBSERVATIONS, ACTIONS, *_OPTIONAL}))
+        described["unread"] = tuple(sorted(names - {OBSERVATIONS, ACTIONS, STEP_FIELDS, *_OPTIONAL}))
     demos, count = contents.demos, len(contents.demos)
     described["metadata"] = {**described.get("metadata", {}), **task, **contents.metadata}
     described["warnings"] = (*warnings, *contents.warnings)
@@ -343,6 +347,17 @@ class _Demo:
         return f"{self._file_name}: '{self._path}/{name}'"
 
 
+def _read_step_fields(group: h5py.Group, name: str, where: str) -> Any:
+    """Returns the columns of a group of fields, in which texts are bytes; None if there is none."""
+    member = hdf5.open_member(group, name)
+    if isinstance(member, h5py.Group):
+        return {key: _read_step_fields(member, key, f"{where}/{name}") for key in sorted(hdf5.list_names(member))}
+    if isinstance(member, h5py.Dataset) and h5py.check_string_dtype(member.dtype) is not None:
+        hdf5.require_safe([member], f"{where}/{name}")
+        return member[()].astype(object)
+    return hdf5.read_column(group, name)
+
+
 def _read_episode(demo: _Demo, index: int, contents: _Contents) -> Episode:
     actions, observations = demo.read(ACTIONS), demo.read_nest(OBSERVATIONS)
     next_observations = demo.read_nest(NEXT_OBSERVATIONS) if NEXT_OBSERVATIONS in contents.optional else None
@@ -359,8 +374,13 @@ def _read_episode(demo: _Demo, index: int, contents: _Contents) -> Episode:
         different = ", ".join(sorted(names ^ names_after))
         raise SourceError(f"{demo.where}: obs and next_obs must have the same columns; they differ in {different}")
     columns: dict[str, Any] = {"rewards": rewards, "next_observations": next_observations}
+    extras = _read_step_fields(demo.group, STEP_FIELDS, demo.where) or {}
+    columns["extras"] = map_structure(lambda column: column[: len(actions)], extras)
     is_terminal = contents.is_terminal[index]
     episode = make_log_episode(demo.where, index, observations, actions, **columns, terminated=is_terminal)
+    whole = [len(column) == episode.num_steps for _, column in leaves(extras)]  # With the last step.
+    if extras and all(whole):
+        episode = replace(episode, steps={**episode.steps, **extras})
     is_unterminated = bool(contents.unterminated and contents.unterminated[index])
     metadata, name = read_attributes(demo.group, RESERVED), contents.demos[index].removeprefix("data/")
     if contents.masks:

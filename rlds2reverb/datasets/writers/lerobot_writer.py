@@ -93,6 +93,7 @@ def write_lerobot(
         )
     known_fps = source.metadata.get("fps")
     rate = fps or (known_fps if isinstance(known_fps, (int, float)) and known_fps > 0 else DEFAULT_FPS)
+    rate = int(rate) if rate == int(rate) else rate  # LeRobot requires an integer where it can be one.
     files = _Version3 if lerobot_version == "v3.0" else _Version2
     writer = files(directory, columns, rate, _choose_task(step_spec), source)
     for batch in batches:
@@ -100,6 +101,11 @@ def write_lerobot(
             writer.add(episode)
     writer.finish()
     sentences: list[str] = []
+    names = {column.name for column in columns}
+    if "observation.state" not in names and any(name.startswith("observation.") for name in names):
+        sentences.append(Message("LeRobot's policies expect a vector 'observation.state'; join one", mapping=...))
+    if not any(writer.tasks):
+        sentences.append(Message("the texts of all tasks are empty; set a constant 'task'", mapping=...))
     if rate != fps and rate != known_fps:
         sentences.append(Message(f"timestamps assume {DEFAULT_FPS} rows per second; set the rate", fps=...))
     if writer.num_irregular:
@@ -291,7 +297,7 @@ class _Files:
         described = {column.name: column.describe_for_datasets() for column in self._stored}
         #: The schema in the form of the `datasets` package, with which LeRobot reads the files.
         self._schema_metadata = {"huggingface": json.dumps({"info": {"features": described}})}
-        self._tasks: dict[str, int] = {}
+        self.tasks: dict[str, int] = {}
         self._num_episodes = self._num_rows = self.num_irregular = 0
         self._statistics = Statistics()
         self.video_errors: dict[str, int] = {}
@@ -348,7 +354,7 @@ class _Files:
             "frame_index": numbers,
             "episode_index": np.full(num_rows, self._num_episodes),
             "index": numbers + self._num_rows,
-            "task_index": np.array([self._tasks.setdefault(text, len(self._tasks)) for text in texts], np.int64),
+            "task_index": np.array([self.tasks.setdefault(text, len(self.tasks)) for text in texts], np.int64),
         }
 
     def _make_path(self, key: str, **values: Any) -> Path:
@@ -377,7 +383,7 @@ class _Files:
             "robot_type": source.metadata.get("robot_type"),
             "total_episodes": self._num_episodes,
             "total_frames": self._num_rows,
-            "total_tasks": len(self._tasks),
+            "total_tasks": len(self.tasks),
             **own_info,
             "chunks_size": CHUNKS_SIZE,
             "fps": self._fps,
@@ -419,7 +425,7 @@ class _Version2(_Files):
             file.write(json.dumps(content) + "\n")
 
     def _close(self) -> dict[str, Any]:
-        for text, index in self._tasks.items():
+        for text, index in self.tasks.items():
             self._append("tasks.jsonl", {"task_index": index, "task": text})
         num_videos = self._num_episodes * len(self._videos)
         return {"total_videos": num_videos, "total_chunks": (self._num_episodes - 1) // CHUNKS_SIZE + 1}
@@ -509,7 +515,7 @@ class _Version3(_Files):
                 {"name": None, "field_name": index, "pandas_type": "unicode", "numpy_type": "object"},
             ],
         }
-        tasks = pa.table({"task_index": pa.array(self._tasks.values(), pa.int64()), index: list(self._tasks)})
+        tasks = pa.table({"task_index": pa.array(self.tasks.values(), pa.int64()), index: list(self.tasks)})
         pq.write_table(tasks.replace_schema_metadata({"pandas": json.dumps(pandas)}), self._meta / "tasks.parquet")
         (self._meta / "stats.json").write_text(json.dumps(self._statistics.as_dict(), indent=4), encoding="utf-8")
         return {"data_files_size_in_mb": FILE_MB, "video_files_size_in_mb": VIDEO_MB}

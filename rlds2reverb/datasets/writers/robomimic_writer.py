@@ -1,5 +1,8 @@
 """Writing of robomimic's HDF5 format: a group `data/demo_<n>` per episode, with `obs` and `next_obs`.
 
+Fields of steps that robomimic does not have are in the group `step_fields` of a demonstration, and the metadata of the
+dataset are JSON in the attribute `metadata` of `data`; robomimic ignores both.
+
 `next_obs` is left out of all groups if the final observation of any episode is unknown; the last row of an episode is
 its last action in any case. `dones` are set in the last row of every episode, which is robomimic's mode 1. Since that
 does not tell terminal from truncated episodes, each group also has the attributes `is_terminal` and `unterminated`,
@@ -27,7 +30,7 @@ from ..readers.episode_metadata import write_attributes
 from ..readers.json_files import parse_object
 from ..source import Source
 from .hdf5_output import create_hdf5
-from .written_episodes import WrittenEpisodes, require_log_fields, require_numbers
+from .written_episodes import WrittenEpisodes, require_log_fields, require_numbers, select_extras
 
 #: The name of observations that are a single array, as in robomimic's own conversion of D4RL.
 _FLAT = "flat"
@@ -77,13 +80,14 @@ def write_robomimic(
         for key, names in filters.items():
             file.create_dataset(f"{robomimic.MASK}/{key}", data=names, dtype=h5py.string_dtype())
         data.attrs["total"] = num_rows
+        kept = {name: value for name, value in source.metadata.items() if name not in _METADATA}
+        if kept:
+            data.attrs[robomimic.METADATA] = json.dumps(kept, default=str)
         if (env_args := _make_env_args(source)) is not None:
             data.attrs["env_args"] = json.dumps(env_args)
     sentences: list[str] = []
     if isinstance(step_spec[fields.OBSERVATION], ArraySpec):
         sentences.append(f"robomimic names every observation: it is in 'obs/{_FLAT}', which load() reads as a dict")
-    if lost := sorted(set(source.metadata) - _METADATA):
-        sentences.append(f"robomimic has no place for the metadata {', '.join(lost)}")
     return tuple(sentences)
 
 
@@ -100,6 +104,9 @@ def _write_demo(group: h5py.Group, episode: Episode, has_final_steps: bool) -> i
     for name, column in ((robomimic.ACTIONS, steps[fields.ACTION]), (robomimic.REWARDS, steps[fields.REWARD])):
         group[name] = column[:num_rows]
     group[robomimic.DONES] = (np.arange(num_rows) == num_rows - 1).astype(np.int64)
+    for path, column in leaves(select_extras(steps)):
+        name = "/".join((robomimic.STEP_FIELDS, *path))
+        group.create_dataset(name, data=column, dtype=h5py.string_dtype() if column.dtype == object else None)
     group.attrs["num_samples"] = num_rows
     group.attrs[robomimic.IS_TERMINAL] = episode.is_terminal
     group.attrs[robomimic.UNTERMINATED] = episode.unterminated
@@ -126,11 +133,12 @@ def _require_robomimic_spec(step_spec: Mapping[str, Nest]) -> None:
     for path, _ in leaves(dict(step_spec)):
         where = path_name(path)
         if path[0] not in fields.STEP_FIELDS:
-            raise SourceError(f"{where} has no place in robomimic's format; drop it", DropFields=...)
+            continue
         if len(path) > (2 if path[0] == fields.OBSERVATION else 1) or not isinstance(path[-1], str):
             raise SourceError(
-                f"{where} must be an array for robomimic, which only nests observations, and those once; drop it, or "
-                "use the format 'rlds'",
+                f"{where} must be an array for robomimic, which only nests observations, and those once; rename or "
+                "drop it, or use the format 'rlds'",
+                mapping=...,
                 DropFields=...,
             )
-    require_numbers(step_spec, "robomimic")
+    require_numbers({name: nest for name, nest in step_spec.items() if name in fields.STEP_FIELDS}, "robomimic")

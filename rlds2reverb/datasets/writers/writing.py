@@ -25,6 +25,7 @@ from .atomic_output import atomic_output, require_vacant
 from .d4rl_writer import write_d4rl
 from .lerobot_writer import VERSIONS, write_lerobot
 from .minari_writer import choose_dataset_id, import_minari, write_minari
+from .read_back import find_lossy, require_same_episodes
 from .rlds_writer import SHARD_BYTES, write_rlds
 from .robomimic_writer import write_robomimic
 from .written_episodes import FormatLimits, UnknownFinalObservationError, WrittenEpisodes, choose_layouts
@@ -33,9 +34,9 @@ Format = Literal["d4rl", "rlds", "minari", "lerobot", "robomimic"]
 OnInvalid = Literal["error", "skip_episode", "keep"]
 #: The limits of each format.
 FORMAT_LIMITS = {
-    "d4rl": FormatLimits("D4RL", write_d4rl, has_episodes=False),
+    "d4rl": FormatLimits("D4RL", write_d4rl, has_episodes=False, reads_extras_by_name=True),
     "rlds": FormatLimits("RLDS", write_rlds, ("shard_bytes",), has_discounts=True, has_descriptions=True),
-    "minari": FormatLimits("Minari", write_minari, layouts=(True,)),
+    "minari": FormatLimits("Minari", write_minari, layouts=(True,), reads_extras_by_name=True),
     "lerobot": FormatLimits(
         "LeRobot", write_lerobot, ("recompute_discounts", "lerobot_version", "fps", "video"), layouts=(False,)
     ),
@@ -60,6 +61,7 @@ class WriteReport:
       size_bytes: size on disk.
       warnings: warnings of the source, and sentences about what the written dataset does not contain.
       statistics: values and changes of the transforms of the source; see `transforms.apply_transforms`.
+      verified: what was compared because of `verify`, or ''.
     """
 
     source: str
@@ -72,6 +74,7 @@ class WriteReport:
     size_bytes: int
     warnings: tuple[str, ...] = ()
     statistics: Mapping[str, Any] = field(default_factory=dict)
+    verified: str = ""
 
     __repr__ = short_repr
 
@@ -95,6 +98,7 @@ class WriteReport:
             facts.append(("skipped", f"{self.skipped_episodes:,} invalid episodes"))
         if count := self.kept_problems:
             facts.append(("note", f"{count:,} problem{'s' * (count != 1)} in episodes that were written anyway"))
+        facts += [("verified", self.verified)] * bool(self.verified)
         facts += [("size", format_bytes(self.size_bytes)), *(("note", sentence) for sentence in self.notes)]
         return [*facts, *(("warning", sentence) for sentence in self.warnings)]
 
@@ -110,6 +114,7 @@ def write_dataset(
     lerobot_version: str | None = None,
     fps: float | None = None,
     video: bool = False,
+    verify: bool = False,
     num_workers: int | None = None,
     progress: ProgressCallback = lambda stage, episode: None,
     on_read: OnProgress = lambda read, total: None,
@@ -148,6 +153,8 @@ def write_dataset(
         source, or else 30.
       video: LeRobot only: whether images with three channels become H.264 videos rather than PNG images. Videos are
         lossy; the report states the maximum error of a pixel.
+      verify: whether to read the written dataset, and compare every field of every episode with the source. Images
+        that are stored with loss may differ, and the report states by how much.
       num_workers: number of processes that read the source first, into a store next to `path` (`.NAME.steps`); 0 for
         the calling process. The same call then continues with the episode at which it was interrupted, and the written
         dataset is the same for any number. After an interruption while writing, it writes again from the store. None to
@@ -162,7 +169,8 @@ def write_dataset(
       FileExistsError: If the path exists.
       ImportError: If the format requires a package that is not installed.
       InvalidEpisodeError: If an episode has problems and `on_invalid` is 'error'.
-      SourceError: If the source cannot be read, has no episodes, or has fields that the format cannot represent.
+      SourceError: If the source cannot be read, has no episodes, or has fields that the format cannot represent; with
+        `verify`, also if the written dataset, which is kept, differs from the source.
       SpecMismatchError: If `on_invalid` is 'keep' and the spec of an episode differs from that of the first.
       StorageFullError: If the disk is full.
       ResourceInUseError: If another process is writing to the path.
@@ -207,12 +215,19 @@ def write_dataset(
             sentences = limits.write(partial, episodes, episodes.step_spec, source, location=path, **given) or ()
             num_bytes = sum(file.stat().st_size for file in [partial, *partial.rglob("*")] if file.is_file())
             warnings = (*episodes.make_warnings(), *limits.describe_lost_metadata(source), *sentences)
+            counts = dict(episodes.counts)
             break
+    num_skipped = num_skipped or len(source.skipped or ())
+    counts["skipped_episodes"] += num_skipped
+    verified = ""
+    if verify:
+        again = WrittenEpisodes(source, limits, **checks, progress=progress, has_final_steps=episodes.has_final_steps)
+        lossy = find_lossy(episodes.step_spec, source.descriptions, video=video)
+        verified = require_same_episodes(path, again, limits, lossy, source.episode_metadata_spec)
     if num_workers is not None:
         delete_store(steps)
-    num_skipped = num_skipped or len(source.skipped or ())
-    episodes.counts["skipped_episodes"] += num_skipped
-    return make_report(source, path, format, episodes.counts, num_bytes=num_bytes, warnings=warnings)
+    report = make_report(source, path, format, counts, num_bytes=num_bytes, warnings=warnings)
+    return replace(report, verified=verified)
 
 
 def make_report(

@@ -37,6 +37,7 @@ class FormatLimits:
       has_descriptions: whether it stores `Source.descriptions`.
       has_episodes: whether it stores each episode on its own, with the extra fields of the last step, and every episode
         can be unterminated, rather than the last one only.
+      reads_extras_by_name: whether `load` reads additional fields only if they are named.
       layouts: whether a dataset has final observations: True for always, False for never. If both are possible, it has
         them if those of all episodes are known.
     """
@@ -47,6 +48,7 @@ class FormatLimits:
     has_discounts: bool = False
     has_descriptions: bool = False
     has_episodes: bool = True
+    reads_extras_by_name: bool = False
     layouts: tuple[bool, ...] = (True, False)
 
     @property

@@ -397,6 +397,10 @@ def test_convert_and_inspect_print_the_fields_before_and_after(data, tmp_path, c
             {"delta": {"action": {"state": "observation.state", "except": [9]}}},
             "must have the element 9: a number below 4",
         ),
+        (
+            {"delta": {"action": "observation.state"}, "cast": {"observation": "float64"}},
+            "must have 'delta' after 'cast', which changes 'observation', so that policies can undo it",
+        ),
         ({"binarize": {"action": {"element": 0}}}, "must have a 'threshold'"),
         ({"resize": {"action": [2, 2]}}, "must be an image with height, width and channels"),
         ({"resize": {"observation.image": [2]}}, r"must have \[height, width\] in pixels, got \[2\]"),

@@ -242,8 +242,8 @@ def test_samples_are_written_with_their_environment(tmp_path):
 def test_single_observations_are_named(tmp_path):
     steps = make_steps(3, terminal=False)
     source = replace(load([steps]), metadata={"seed": 3})
-    *_, flat, lost = write_dataset(source, tmp_path / "a.hdf5", format="robomimic").warnings
-    assert "'obs/flat'" in flat and lost == "robomimic has no place for the metadata seed"
+    *_, flat = write_dataset(source, tmp_path / "a.hdf5", format="robomimic").warnings
+    assert "'obs/flat'" in flat and load(tmp_path / "a.hdf5").metadata["seed"] == 3
     assert (
         load(tmp_path / "a.hdf5").first_episode.steps["observation"]["flat"].tolist() == steps["observation"].tolist()
     )
@@ -252,7 +252,6 @@ def test_single_observations_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"phase": np.arange(3)}, r"step\['phase'\] has no place in robomimic's format; drop it \(DropFields\)"),
         ({"observation": {"a": {"b": np.zeros(3)}}}, r"\['a'\]\['b'\] must be an array for robomimic"),
         ({"action": {"a": np.zeros(3)}}, r"\['action'\]\['a'\] must be an array for robomimic"),
         ({"observation": {"a": np.array(["x"] * 3, object)}}, r"\['a'\] must contain numbers for robomimic"),
