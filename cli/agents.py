@@ -10,7 +10,7 @@ import click
 
 from rlds2reverb.learners.algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, Algorithm, get_algorithm
 from rlds2reverb.learners.option_declarations import REQUIRED, Option
-from rlds2reverb.learners.references import describe_callable
+from rlds2reverb.system.references import describe_callable
 from rlds2reverb.system.text import WIDTH, format_columns
 
 from . import output

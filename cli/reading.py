@@ -19,6 +19,7 @@ from rlds2reverb.types.locations import expand_path, server_address
 
 from . import checks
 from .assignments import AssignmentOption, split_assignments
+from .custom_modules import add_current_directory
 from .declarations import combine, flag, option, parameter_names
 from .number_types import at_least_1
 from .output import warn
@@ -117,6 +118,13 @@ def _read_arguments(ctx: click.Context, param: click.Parameter, pairs: tuple[str
     return arguments
 
 
+def _allow_functions(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Makes functions in modules of the current directory importable, which a mapping may name."""
+    if value is not None:
+        add_current_directory()
+    return value
+
+
 reading_options = combine(
     option(
         "--split",
@@ -128,8 +136,9 @@ reading_options = combine(
         "--map",
         "mapping",
         type=checks.mapping,
+        callback=_allow_functions,
         help="YAML or JSON file of changes: rename, join, split, copy, constant, cast, drop, select, trim, rate, "
-        "delta, absolute, binarize, resize, crop and describe, applied in order; see docs/preprocessing.md.",
+        "delta, absolute, binarize, resize, crop, embed and describe, applied in order; see docs/preprocessing.md.",
     ),
     option(
         "--camera",

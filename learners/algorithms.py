@@ -10,10 +10,9 @@ from typing import Any, Literal, get_args
 
 from rlds2reverb.errors import ArgumentError
 from rlds2reverb.system.code_fingerprints import describe_reference
+from rlds2reverb.system.references import is_reference, resolve_reference
 from rlds2reverb.system.text import suggest
 from rlds2reverb.types.arguments import require_count, require_one_of
-
-from .references import is_reference, resolve_reference
 
 #: Kinds of items; see `Algorithm`.
 Items = Literal["transitions", "trajectories", "windows", "goals"]

@@ -24,8 +24,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import numpy as np
 
 from rlds2reverb.errors import ArgumentError
-
-from .references import is_reference, resolve_reference
+from rlds2reverb.system.references import is_reference, resolve_reference
 
 #: A function `(input_spec, output_size, seed)` that creates a network, or its reference; see `custom_networks`.
 NetworkFactory = Callable[[Any, int, int], Any]

@@ -23,9 +23,9 @@ from rlds2reverb.learners.algorithms import (
     restore_algorithm,
 )
 from rlds2reverb.learners.option_declarations import Range
-from rlds2reverb.learners.references import describe_callable
 from rlds2reverb.learners.run_identity import CODE
 from rlds2reverb.system.code_fingerprints import describe_reference, fingerprint_code
+from rlds2reverb.system.references import describe_callable
 from rlds2reverb.system.text import suggest
 from rlds2reverb.types.short_repr import short_repr
 

@@ -12,7 +12,7 @@ from rlds2reverb.errors import ArgumentError, Message
 from rlds2reverb.learners.algorithms import RUN_HYPERPARAMETERS, Algorithm, get_algorithm
 from rlds2reverb.learners.hooks.configuration import SHORTHAND, read_shorthand
 from rlds2reverb.learners.option_declarations import parse_literal
-from rlds2reverb.learners.references import is_reference
+from rlds2reverb.system.references import is_reference
 from rlds2reverb.system.text import suggest
 from rlds2reverb.types.arguments import require_count
 

@@ -36,7 +36,7 @@ from rlds2reverb.types.episode_batches import EpisodeBatch
 from rlds2reverb.types.episodes import Episode, ProgressCallback
 from rlds2reverb.types.short_repr import short_repr
 from rlds2reverb.types.spaces import add_bounds
-from rlds2reverb.types.specs import ArraySpec, Nest, describe, to_tensor_spec
+from rlds2reverb.types.specs import ArraySpec, Nest, describe, leaves, path_name, to_tensor_spec
 
 from .config import TrainingConfig
 from .data import (
@@ -56,6 +56,8 @@ from .step_info import SOURCE_FIELDS, make_step_info
 #: Exponent of the priorities of prioritized replay (Schaul et al. 2016, table 3, proportional).
 PRIORITY_EXPONENT = 0.6
 _TABLE = "replay"
+#: Parts of the names of observations that tell the task.
+_TASK_NAMES = ("task", "instruction", "language", "goal")
 #: A function that converts columns of steps as the algorithm learns from them.
 _Convert = Callable[[dict[str, Nest]], dict[str, Nest]]
 
@@ -138,6 +140,7 @@ def open_dataset(
     elif clipping.counts[1]:
         kept = f"are not clipped to {describe_bounds(action_spec)}; they can be"
         warnings.append(Message(clipping.describe(kept), clip_actions=True))
+    warnings += _warn_tasks(dataset, config)
     is_kept, is_held_out, about_selection = select_episodes(
         dataset.returns, validation=config.validation, top_percent=config.top_percent, seed=config.seed
     )
@@ -258,6 +261,19 @@ def _require_reversible(source: Source, config: TrainingConfig) -> tuple[dict[st
     if changes and config.online_steps:
         raise ArgumentError("cannot be combined with relative actions", about="online_steps", mapping=...)
     return changes
+
+
+def _warn_tasks(dataset: LoadedSteps, config: TrainingConfig) -> list[str]:
+    """Returns a warning if a clone cannot know which of several tasks to do; else none."""
+    names = " ".join(path_name(path, "observation") for path, _ in leaves(dataset.observation_spec))
+    if len(dataset.tasks) < 2 or get_algorithm(config.algo).learns_from_rewards or any(map(names.count, _TASK_NAMES)):
+        return []
+    texts = ", ".join(repr(text.decode(errors="replace")) for text in sorted(dataset.tasks)[:3])
+    more = ", ..." if len(dataset.tasks) > 3 else ""
+    return [
+        f"the episodes have {len(dataset.tasks)} tasks ({texts}{more}), of which the agent sees none; select one of "
+        "them with a mapping, or embed the task into the observation"
+    ]
 
 
 def _describe_odd(finding: Finding) -> Message:

@@ -10,8 +10,8 @@ import numpy as np
 
 from rlds2reverb.envs.suite_gym import find_spec, import_gymnasium
 from rlds2reverb.errors import ArgumentError, Message
-from rlds2reverb.learners.references import is_importable, resolve_reference
 from rlds2reverb.system.code_fingerprints import describe_reference, fingerprint_code, is_installed
+from rlds2reverb.system.references import is_importable, resolve_reference
 
 #: Keys of the descriptions of values that JSON does not have.
 _ARRAY, _TUPLE, _FUNCTION, _PARTIAL, _OBJECT = "$array", "$tuple", "$function", "$partial", "$object"

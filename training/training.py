@@ -19,12 +19,12 @@ from rlds2reverb.learners.agents.history_policy import extend_statistics, keep_h
 from rlds2reverb.learners.algorithms import ALGORITHMS
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook, make_hooks
 from rlds2reverb.learners.hooks.hook import Position
-from rlds2reverb.learners.references import describe_callable
 from rlds2reverb.learners.run_identity import differences, require_same
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run, load_run, read_run_config
 from rlds2reverb.libraries.tensorflow_internals import op_determinism
 from rlds2reverb.system.closing import Closing
 from rlds2reverb.system.full_disk import full_disk_as_error
+from rlds2reverb.system.references import describe_callable
 from rlds2reverb.types.evaluations import Evaluation
 from rlds2reverb.types.scores import d4rl_score
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rlds2reverb.system.code_fingerprints import describe_reference
+from rlds2reverb.system.references import resolve_reference
 from rlds2reverb.system.text import advise
 
-from ..references import resolve_reference
 from .built_in import EarlyStopHook, LoadCkptHook, LogReduceHook, LogShowHook, SaveCkptHook
 from .ext_args import HookT, read_ext_args
 from .hook import LearnerHook

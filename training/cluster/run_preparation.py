@@ -11,10 +11,10 @@ from rlds2reverb import Selector, TableConfig, packed_signature
 from rlds2reverb.envs.suite_gym import find_spec
 from rlds2reverb.errors import ArgumentError
 from rlds2reverb.learners.algorithms import get_algorithm
-from rlds2reverb.learners.references import describe_callable
 from rlds2reverb.learners.tasks import make_task
 from rlds2reverb.reverb.client import find_addresses
 from rlds2reverb.reverb.wire.packing import Packing
+from rlds2reverb.system.references import describe_callable
 from rlds2reverb.types.locations import find_tables
 
 from ..collected_pieces import PieceConverter

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb.errors import ArgumentError, SourceError
+from rlds2reverb.system.code_fingerprints import fingerprint_code
+from rlds2reverb.system.references import resolve_reference
 from rlds2reverb.system.text import advise, format_columns
 from rlds2reverb.types import fields
 from rlds2reverb.types.nest_paths import format_path
@@ -20,6 +22,7 @@ from ..source import Source, identify_step
 from .episode_operations import EPISODE_OPERATIONS
 from .field_operations import FIELD_OPERATIONS
 from .mapped_source import MappedSource
+from .text_operations import embed_texts
 from .value_operations import VALUE_OPERATIONS
 
 
@@ -35,6 +38,7 @@ OPERATIONS: dict[str, Callable[[MappedSource, Any], MappedSource]] = {
     **EPISODE_OPERATIONS,
     **FIELD_OPERATIONS,
     **VALUE_OPERATIONS,
+    "embed": embed_texts,
     "describe": describe_features,
 }
 _LISTS = ("drop",)
@@ -107,7 +111,12 @@ class DatasetMapping:
                 )
         rows = make_table(before.spec, dataset.spec)
         statistics = {**dataset.source.statistics, "mapping": [*source.statistics.get("mapping", []), *rows]}
-        options = ["mapping", operations, dict(source.full_metadata)]
+        code = [
+            fingerprint_code(resolve_reference("by", part["by"]))
+            for name, value in operations
+            for part in (value.values() if name == "embed" else ())
+        ]
+        options = ["mapping", operations, code, dict(source.full_metadata)]
         return identify_step(source, replace(dataset.source, statistics=statistics), options)
 
 

@@ -27,6 +27,7 @@ from ..checks.outliers import Jumps
 from ..checks.transition_blocks import Block
 from ..moments import ObservationMoments, mark_transitions
 from ..source import Source
+from ..task_texts import TASK_FIELDS
 from ..transforms import CastFloats, Clipping, CutAtTerminal, DropFields, EpisodeFn, Transform, apply_transforms
 from ..valid_episodes import count_skipped
 from .image_files import Decoder, decode_images
@@ -97,6 +98,7 @@ class LoadedSteps:
       odd_actions: findings about actions far above all others, which matter if the data determine the bounds.
       left_out: counts of data that are in no transition.
       texts: paths of text in observations, which is left out.
+      tasks: the texts of the tasks of episodes, which are left out as well.
       num_empty: number of episodes without steps, which are left out.
       num_skipped: number of invalid episodes that were left out; see `valid_episodes.skip_invalid`.
     """
@@ -112,6 +114,7 @@ class LoadedSteps:
     texts: Sequence[str]
     num_empty: int
     num_skipped: int = 0
+    tasks: frozenset[bytes] = frozenset()
 
     @property
     def observation_spec(self) -> Nest:
@@ -287,6 +290,7 @@ class _Builder:
         self._has_raw_digests = stored.has_images if stored is not None else has_images(first.episodes[0].steps)
         self._steps: MemoryColumns | None = None
         self.returns: list[float] = []
+        self._tasks = set[bytes]()
         self.fingerprint, self.left_out = Fingerprint(), LeftOut()
         self.moments = ObservationMoments(self.step_spec[fields.OBSERVATION])
         self.actions = ActionStatistics(cast_spec(require_joined(action_spec)))
@@ -299,6 +303,10 @@ class _Builder:
         self.moments.add_batch(without_images)  # Before the cast, which would round the times of a clock.
         self._check_actions(raw)
         self.left_out.count_left_out(raw)
+        for name in TASK_FIELDS:
+            column = raw.steps.get(name)
+            if name not in self._names and isinstance(column, np.ndarray) and column.dtype == object:
+                self._tasks.update(column[(np.cumsum(raw.num_steps) - raw.num_steps)[raw.num_steps > 0]].tolist())
         batch = _convert_batch(raw)
         if self._stored is None or not self._has_raw_digests:
             self.fingerprint.update(b"".join(episode_digests(raw if self._has_raw_digests else batch)))
@@ -326,7 +334,7 @@ class _Builder:
         found = [finding for check in self._checks for finding in check.finish()]
         odd = [finding for finding in found if finding.check == "actions-out-of-bounds"]
         statistics = (np.array(self.returns), fingerprint, self.moments, self.actions, odd, self.left_out)
-        return LoadedSteps(steps, self.step_spec, *statistics, texts, num_empty)
+        return LoadedSteps(steps, self.step_spec, *statistics, texts, num_empty, tasks=frozenset(self._tasks))
 
     def _check_actions(self, raw: EpisodeBatch) -> None:
         names = (fields.ACTION, *fields.FLAG_FIELDS)

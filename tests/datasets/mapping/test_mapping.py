@@ -1,6 +1,7 @@
 """Mappings: each operation against NumPy on whole columns, laws, round trips between formats, and errors."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -441,3 +442,54 @@ def test_spec_of_a_mapped_dataset_is_that_of_every_episode(data):
     source = load(data / LIFT, mapping={"rate": {"from": 20, "to": 5}, "constant": {"task": "lift"}})
     specs = {tuple((path, column.dtype.str, column.shape[1:]) for path, column in leaves(e.steps)) for e in source}
     assert len(specs) == 1
+
+
+# --- Embedded texts
+
+
+def count_letters(text):
+    return [len(text), text.count("p")]
+
+
+def embed_unevenly(text):
+    return np.zeros(len(text))
+
+
+EMBED = {"embed": {"task": {"by": f"{__name__}:count_letters", "as": "observation.task"}}}
+
+
+def test_texts_are_embedded_in_every_step_of_which_there_is_an_observation():
+    logs = [make_log(2), make_log(3, has_end=False, task=np.array([b"put", b"put", b"drop it"], object))]
+    first, second = read(EMBED, *logs)
+    np.testing.assert_array_equal(get(first, "observation", "task"), [[7, 2]] * 3)
+    np.testing.assert_array_equal(get(second, "observation", "task"), [[3, 1], [3, 1], [7, 1]])
+    assert get(first, "observation", "task").dtype == np.float32 and get(first, "task")[0] == b"pick up"
+
+
+def test_stores_of_different_functions_are_different(data, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    embed = {"task": {"by": "lengths:embed", "as": "observation.task"}}
+    mapping, found = {"constant": {"task": "pick up"}, "embed": embed}, []
+    for result in ("[len(text)]", "[2 * len(text)]"):
+        (tmp_path / "lengths.py").write_text(f"def embed(text):\n    return {result}\n")
+        monkeypatch.delitem(sys.modules, "lengths", raising=False)
+        mapped = load(data / LIFT, mapping=mapping)
+        found.append(
+            next(iter(batches(mapped, 1, epochs=1, cache_dir=tmp_path / "stores")))["observation"]["task"].item()
+        )
+    assert found == [7, 14]
+
+
+@pytest.mark.parametrize(
+    ("embed", "message"),
+    [
+        ({"task": "f"}, "'task' must have a function 'by' and a path 'as', got 'f'"),
+        ({"reward": EMBED["embed"]["task"]}, "'reward' must be a text in each step, got float32"),
+        ({"task": {"by": "nowhere:f", "as": "x"}}, "there is no module 'nowhere'"),
+        ({"task": {"by": f"{__name__}:embed_unevenly", "as": "x"}}, "must return vectors of one size"),
+    ],
+)
+def test_texts_that_cannot_be_embedded_are_named(embed, message):
+    logs = [make_log(), make_log(task=np.array([b"go"] * 6, object))]
+    with pytest.raises((SourceError, ValueError), match=message):
+        list(load(logs, mapping={"embed": embed}))

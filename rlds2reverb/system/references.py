@@ -8,8 +8,9 @@ import inspect
 from typing import Any
 
 from rlds2reverb.errors import ArgumentError
-from rlds2reverb.system.code_fingerprints import describe_reference
-from rlds2reverb.system.text import suggest
+
+from .code_fingerprints import describe_reference
+from .text import suggest
 
 
 def is_reference(value: Any) -> bool:
