@@ -36,6 +36,12 @@ MINARI = ["minari[hdf5,arrow,hf]==0.5.3", *only(WITH_REVERB, "anyio<4", "typer<0
 # Videos of LeRobot datasets. Everything else is read with the pyarrow and pillow that the package requires anyway.
 LEROBOT = ["av>=14,<19"]
 
+# Replay buffers of Diffusion Policy. zarr 3, which reads Zarr's format 3, requires typing-extensions 4.9.
+ZARR = [*only(WITH_REVERB, "zarr>=2.16,<3", "numcodecs<0.16"), *only(WITHOUT_REVERB, "zarr>=3")]
+
+# Bags of ROS 2 and other MCAP files. rosbags contains the definitions of ROS 2's own messages.
+MCAP = ["mcap>=1.2", "mcap-protobuf-support>=0.5.3", "rosbags>=0.10.10"]
+
 # Environments for evaluation. MuJoCo is pinned as well, because returns differ slightly between its versions.
 EVAL = ["gymnasium[mujoco]>=1,<2", "mujoco==3.3.7"]
 
@@ -167,6 +173,8 @@ setup(
     extras_require={
         "minari": MINARI,
         "lerobot": LEROBOT,
+        "zarr": ZARR,
+        "mcap": MCAP,
         "eval": EVAL,
         "beam": BEAM,
         "ray": RAY,
@@ -193,6 +201,8 @@ setup(
             "wheel",
             *MINARI,
             *LEROBOT,
+            *ZARR,
+            *MCAP,
             *RAY,
             "check-jsonschema",  # the schemas of compose files
             "kubernetes-validate",

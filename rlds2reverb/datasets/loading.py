@@ -26,6 +26,7 @@ from .readers import (
     aloha,
     d4rl,
     d4rl_names,
+    diffusion_policy,
     dqn_replay,
     in_memory,
     lerobot,
@@ -45,7 +46,8 @@ from .steps import stores
 from .valid_episodes import skip_invalid
 
 _PATHS = [
-    *(ogbench.FILE, neorl.FILE, vd4rl.FILE, robomimic.FILE, aloha.FILE, maniskill.FILE, d4rl.FILE),
+    *(ogbench.FILE, neorl.FILE, vd4rl.FILE, robomimic.FILE, aloha.FILE, maniskill.FILE, diffusion_policy.BUFFER),
+    d4rl.FILE,
     *(rlds.DIRECTORY, minari.DIRECTORY, lerobot.DIRECTORY, vd4rl.FOLDER, dqn_replay.FOLDER, aloha.FOLDER),
     stores.DIRECTORY,
 ]
@@ -96,7 +98,8 @@ def load(
 
         - a path: an HDF5 file of D4RL, robomimic, Isaac Lab, ALOHA or ManiSkill; an npz file of D4RL, OGBench or NeoRL;
           a directory that TFDS prepared, or one above it that contains a single dataset; a Minari or LeRobot directory;
-          a folder of ALOHA, V-D4RL, DrQ-v2 or Atari DQN Replay. A `Path` is always a path;
+          a folder of ALOHA, V-D4RL, DrQ-v2 or Atari DQN Replay; a Zarr folder or zip file of Diffusion Policy. A `Path`
+          is always a path;
         - an address such as `https://host/x.npz` or `s3://bucket/folder`, which fsspec copies to this machine;
         - a string that is not an existing path: the name of a dataset of TFDS (`d4rl_mujoco_hopper/v2-medium`), Minari
           (`mujoco/hopper/expert-v0`), OGBench (`cube-single-play-v0`, looked up in `~/.ogbench/data`) or D4RL

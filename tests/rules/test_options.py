@@ -13,7 +13,7 @@ import pytest
 from command_parameters import list_parameters
 from properties import mark_slow_except
 from reference_impls import episode, rlds_dataset
-from robot_files import write_aloha, write_maniskill
+from robot_files import write_aloha, write_maniskill, write_replay_buffer
 
 from rlds2reverb import (
     IngestOptions,
@@ -121,6 +121,7 @@ def sources(tmp_path_factory, data):
         "an ALOHA file": write_aloha(folder / "aloha") / "episode_0.hdf5",
         "a folder of ALOHA episodes": folder / "aloha",
         "a ManiSkill file": write_maniskill(folder / "maniskill.h5"),
+        "a replay buffer of Diffusion Policy": write_replay_buffer(folder / "replay_buffer.zarr"),
         "a directory prepared by TFDS": tfds,
         "a Minari directory": data / "minari/classic/pendulum-dict/dev-v0",
         "a store": folder / "store",

@@ -95,3 +95,28 @@ def write_isaac_lab(path, successes=(True, False, True)):
             for name, column in columns.items():
                 group.create_dataset(name, data=column, compression="gzip")
     return path
+
+
+def write_replay_buffer(path, lengths=(3, 4), *, zarr_format=2):
+    """Writes episodes whose observations are a state and an image, as a folder, or as a zip file if it ends in `.zip`."""
+    import zarr
+
+    num_rows = sum(lengths)
+    states = np.arange(2 * num_rows, dtype=np.float32).reshape(num_rows, 2)
+    columns = {
+        "data/state": states,
+        "data/action": states + 0.5,
+        "data/img": make_images(num_rows).astype(np.float32),
+        "data/timestamp": np.arange(num_rows) / 10,
+        "meta/episode_ends": np.cumsum(lengths),
+    }
+    options = {"zarr_format": zarr_format} if zarr.__version__ >= "3" else {}
+    store = zarr.storage.ZipStore(path, mode="w") if path.suffix == ".zip" else str(path)
+    root = zarr.open_group(store, mode="w", **options)
+    for name, column in columns.items():
+        array = root.create_array if hasattr(root, "create_array") else root.create_dataset
+        chunks = (2, *column.shape[1:])
+        array(name, shape=column.shape, dtype=column.dtype, chunks=chunks)[:] = column
+    if path.suffix == ".zip":
+        store.close()
+    return path

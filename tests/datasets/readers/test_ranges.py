@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 from reference_impls import assert_equal_nests
-from robot_files import write_aloha, write_isaac_lab, write_maniskill
+from robot_files import write_aloha, write_isaac_lab, write_maniskill, write_replay_buffer
 
 from rlds2reverb.datasets import load
 from rlds2reverb.datasets.transforms import CutAtTerminal, ScaleRewards, apply_transforms
@@ -32,7 +32,12 @@ def assert_equal_episodes(got, expected):
 
 
 #: Functions that write a dataset, by the name of its path.
-WRITTEN = {"aloha": write_aloha, "maniskill.h5": write_maniskill, "isaac_lab.hdf5": write_isaac_lab}
+WRITTEN = {
+    "aloha": write_aloha,
+    "maniskill.h5": write_maniskill,
+    "isaac_lab.hdf5": write_isaac_lab,
+    "replay_buffer.zarr": write_replay_buffer,
+}
 
 
 @pytest.fixture(params=[*SOURCES, *WRITTEN], scope="module")
