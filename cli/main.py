@@ -84,6 +84,7 @@ def cli() -> None:
       hopper-medium-v2                 D4RL name, if D4RL has downloaded it
       aloha/transfer_cube              ALOHA folder (episode_0.hdf5, ...)
       replay_buffer.zarr               Diffusion Policy folder or zip file
+      recordings/*.mcap                MCAP files or ROS 2 bags (--load topics=FILE)
       cartpole_swingup/64px            V-D4RL or DrQ-v2 folder, or V-D4RL file
       Breakout/1/replay_logs           Atari DQN Replay folder
       cube-single-play-v0.npz          OGBench file, or OGBench name; also D4RL's and

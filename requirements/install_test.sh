@@ -11,14 +11,14 @@ uv=$(command -v uv || command -v "$root/.venv/bin/uv" || true)
 # The modules that each extra provides. TFDS imports its dependencies when it is used, not when it is imported.
 declare -A modules=(
 	[base]="rlds2reverb.learners rlds2reverb.training rlds2reverb.training.reports gymnasium.spaces"
-	[eval]="gymnasium mujoco" [minari]="minari pyarrow huggingface_hub" [lerobot]="av" [zarr]="zarr" [ray]="ray rlds2reverb.training.cluster"
+	[eval]="gymnasium mujoco" [minari]="minari pyarrow huggingface_hub" [lerobot]="av" [zarr]="zarr" [mcap]="mcap rosbags mcap_protobuf" [ray]="ray rlds2reverb.training.cluster"
 	[film]="imageio_ffmpeg mujoco" [onnx]="onnx onnxruntime tf2onnx" [wandb]="wandb" [mlflow]="mlflow"
 	[beam]="apache_beam rlds2reverb.beam" [dm-control]="dm_control.suite" [docs]="sphinx"
 	[notebooks]="ipykernel minari mujoco"
 )
 sets=("$@")
 if [ ${#sets[@]} = 0 ]; then
-	sets=(base eval,minari ray,eval eval,minari lerobot zarr film onnx wandb mlflow beam dm-control notebooks docs)
+	sets=(base eval,minari ray,eval eval,minari lerobot zarr mcap film onnx wandb mlflow beam dm-control notebooks docs)
 fi
 
 for extras in "${sets[@]}"; do

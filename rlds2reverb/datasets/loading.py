@@ -24,6 +24,7 @@ from .mapping.episode_operations import select_slice
 from .mapping.mapping import DatasetMapping
 from .readers import (
     aloha,
+    bags,
     d4rl,
     d4rl_names,
     diffusion_policy,
@@ -46,6 +47,7 @@ from .steps import stores
 from .valid_episodes import skip_invalid
 
 _PATHS = [
+    bags.BAGS,
     *(ogbench.FILE, neorl.FILE, vd4rl.FILE, robomimic.FILE, aloha.FILE, maniskill.FILE, diffusion_policy.BUFFER),
     d4rl.FILE,
     *(rlds.DIRECTORY, minari.DIRECTORY, lerobot.DIRECTORY, vd4rl.FOLDER, dqn_replay.FOLDER, aloha.FOLDER),
@@ -87,6 +89,7 @@ def load(
     cameras: Sequence[str] | None = None,
     tolerance_s: float | None = None,
     mapping: Any = None,
+    topics: str | Path | Mapping[str, Any] | None = None,
     data_dir: str | Path | None = None,
     download: bool = False,
     on_invalid: Literal["error", "skip_episode"] = "error",
@@ -98,8 +101,8 @@ def load(
 
         - a path: an HDF5 file of D4RL, robomimic, Isaac Lab, ALOHA or ManiSkill; an npz file of D4RL, OGBench or NeoRL;
           a directory that TFDS prepared, or one above it that contains a single dataset; a Minari or LeRobot directory;
-          a folder of ALOHA, V-D4RL, DrQ-v2 or Atari DQN Replay; a Zarr folder or zip file of Diffusion Policy. A `Path`
-          is always a path;
+          a folder of ALOHA, V-D4RL, DrQ-v2 or Atari DQN Replay; a Zarr folder or zip file of Diffusion Policy;
+          an MCAP file, a bag of ROS 2, or a folder of these. A `Path` is always a path;
         - an address such as `https://host/x.npz` or `s3://bucket/folder`, which fsspec copies to this machine;
         - a string that is not an existing path: the name of a dataset of TFDS (`d4rl_mujoco_hopper/v2-medium`), Minari
           (`mujoco/hopper/expert-v0`), OGBench (`cube-single-play-v0`, looked up in `~/.ogbench/data`) or D4RL
@@ -149,6 +152,9 @@ def load(
         frame, the nearest one; by default a quarter of the interval between rows. `validate` reports differences.
       mapping: changes of fields, episodes and rates, such as `{"rename": {"observation.agentview_image":
         "observation.images.front"}}`, or the path of a YAML file of them; see docs/preprocessing.md.
+      topics: MCAP only: fields of MCAP files and ROS 2 bags, as a YAML or JSON file or a dict: `rate`, the number of
+        steps per second, and `fields`, by name such as 'observation.state' a topic with the path in its messages such
+        as '/joint_states.position'; see `bags.open_bags`.
       data_dir: names of TFDS and OGBench only: the data directory in which names are looked up.
       download: names of TFDS and Minari only: whether a dataset that is not on this machine may be downloaded.
       on_invalid: handling of episodes that cannot be read, or have problems (see `episodes.find_problems`): 'error', or
@@ -180,6 +186,7 @@ def load(
         "done": done,
         "cameras": None if cameras is None else tuple(cameras),
         "tolerance_s": tolerance_s,
+        "topics": topics,
         "data_dir": data_dir,
         "download": download or None,
     }

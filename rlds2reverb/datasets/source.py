@@ -81,7 +81,7 @@ class Source:
     Attributes:
       name: short name, for reports.
       kind: 'd4rl', 'rlds', 'minari', 'robomimic', 'ogbench', 'neorl', 'vd4rl', 'dqn_replay', 'lerobot',
-        'aloha', 'maniskill', 'diffusion_policy', 'store' or 'memory'.
+        'aloha', 'maniskill', 'diffusion_policy', 'bag', 'store' or 'memory'.
       read: function that opens the dataset and returns an iterator over its episodes, whose arrays may be read-only. If
         there is a `count`, `read(first, stop)` reads episodes `first` up to, but not including, `stop`, so that several
         processes can read different parts of the dataset.

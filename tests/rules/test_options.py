@@ -13,7 +13,7 @@ import pytest
 from command_parameters import list_parameters
 from properties import mark_slow_except
 from reference_impls import episode, rlds_dataset
-from robot_files import write_aloha, write_maniskill, write_replay_buffer
+from robot_files import TOPICS, write_aloha, write_bag, write_maniskill, write_replay_buffer
 
 from rlds2reverb import (
     IngestOptions,
@@ -75,9 +75,12 @@ VALUES = {
     "done": "truncated",
     "cameras": ["wrist"],
     "tolerance_s": 0.01,
+    "topics": {**TOPICS, "rate": 5},
     "data_dir": "elsewhere",
     "download": True,
 }
+#: Options that a format requires.
+REQUIRED = {"a bag of ROS 2 or an MCAP file": {"topics": TOPICS}}
 
 
 def write_vd4rl(path):
@@ -121,6 +124,7 @@ def sources(tmp_path_factory, data):
         "an ALOHA file": write_aloha(folder / "aloha") / "episode_0.hdf5",
         "a folder of ALOHA episodes": folder / "aloha",
         "a ManiSkill file": write_maniskill(folder / "maniskill.h5"),
+        "a bag of ROS 2 or an MCAP file": write_bag(folder / "bag"),
         "a replay buffer of Diffusion Policy": write_replay_buffer(folder / "replay_buffer.zarr"),
         "a directory prepared by TFDS": tfds,
         "a Minari directory": data / "minari/classic/pendulum-dict/dev-v0",
@@ -143,7 +147,7 @@ def fingerprint(source):
 @pytest.fixture(scope="module")
 def unchanged(sources):
     """Provides a function that returns the fingerprint of a dataset loaded without options."""
-    return functools.cache(lambda name: fingerprint(load(sources[name])))
+    return functools.cache(lambda name: fingerprint(load(sources[name], **REQUIRED.get(name, {}))))
 
 
 @pytest.mark.parametrize("option", VALUES)

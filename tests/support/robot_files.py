@@ -120,3 +120,67 @@ def write_replay_buffer(path, lengths=(3, 4), *, zarr_format=2):
     if path.suffix == ".zip":
         store.close()
     return path
+
+
+#: Fields of the bags that `write_bag` writes.
+TOPICS = {
+    "rate": 10,
+    "fields": {
+        "observation.state": "/joint_states.position",
+        "observation.images.front": "/camera/image",
+        "observation.images.wrist": "/wrist/compressed",
+        "action": "/command.data",
+    },
+}
+
+
+def write_bag(path, *, num_rows=6, kind="mcap", first=0, changes=()):
+    """Writes a bag of rosbag2 with messages of ROS 2.
+
+    Joint states come 20 times per second, images 10 times and 20 ms later, and commands 10 times and 30 ms later.
+
+    Args:
+      path: the folder.
+      num_rows: number of commands.
+      kind: 'mcap' or 'sqlite3'.
+      first: number that is added to all values.
+      changes: numbers of joint states whose joints are in the other order.
+    """
+    from rosbags.rosbag2 import StoragePlugin, Writer
+    from rosbags.typesys import Stores, get_typestore
+
+    store = get_typestore(Stores.ROS2_HUMBLE)
+    types = store.types
+    header = types["std_msgs/msg/Header"](types["builtin_interfaces/msg/Time"](0, 0), "base")
+    layout = types["std_msgs/msg/MultiArrayLayout"]([], 0)
+    none = np.zeros(0)
+    images = make_images(num_rows)
+    with Writer(path, version=9, storage_plugin=StoragePlugin[kind.upper()]) as writer:
+        connections = {
+            topic: writer.add_connection(topic, kind_, typestore=store)
+            for topic, kind_ in (
+                ("/joint_states", "sensor_msgs/msg/JointState"),
+                ("/camera/image", "sensor_msgs/msg/Image"),
+                ("/wrist/compressed", "sensor_msgs/msg/CompressedImage"),
+                ("/command", "std_msgs/msg/Float64MultiArray"),
+                ("/label", "std_msgs/msg/String"),
+            )
+        }
+
+        def write(topic, milliseconds, *values):
+            connection = connections[topic]
+            message = types[connection.msgtype](*values)
+            writer.write(connection, 1_000_000 * milliseconds, store.serialize_cdr(message, connection.msgtype))
+
+        for row in range(num_rows):
+            for place in (2 * row, 2 * row + 1):
+                names = ["b", "a"] if place in changes else ["a", "b"]
+                write("/joint_states", 50 * place, header, names, np.array([place, first], float), none, none)
+            # Two bytes of padding follow each row, and the colours are reversed.
+            padded = np.pad(images[row][:, :, ::-1].reshape(12, 48), ((0, 0), (0, 2))).reshape(-1)
+            write("/camera/image", 100 * row + 20, header, 12, 16, "bgr8", 0, 50, padded)
+            compressed = np.frombuffer(encode_image(images[row], "PNG"), np.uint8)
+            write("/wrist/compressed", 100 * row + 20, header, "rgb8; png compressed bgr8", compressed)
+            write("/command", 100 * row + 30, layout, np.array([row + first, 0.5]))
+            write("/label", 100 * row + 30, f"row {row}")
+    return path

@@ -7,8 +7,10 @@ or circular links, and declare far more data than it stores. All of this is chec
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import os
+import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +39,27 @@ MAX_EXPANSION = 200.0
 EXPANSION_FREE_BYTES = 128 << 20
 
 
+#: What files of other kinds begin with, and what to do with them.
+_OTHER_KINDS = {
+    rb"PAR1": "it is parquet; pass the directory of the LeRobot dataset, which contains meta/info.json",
+    rb"(\xef\xbb\xbf)?\s*[\[{]": "it is JSON; pass the directory of the dataset that it describes, or its HDF5 file",
+    rb"\x80[\x02-\x05]": "it is a pickle, which may run any code and is not read; load it and pass the episodes",
+    rb".{4}ftyp": "it is a video; pass the directory of the LeRobot dataset, which contains meta/info.json",
+    rb"\x1f\x8b": "it is compressed with gzip; unpack it",
+    rb"SQLite|\x89MCAP": "it is a bag; name it .db3 or .mcap",
+    rb".{4}\0{4}": "it may be a TFRecord; pass the directory that contains dataset_info.json",
+    rb"(\xef\xbb\xbf)?[\t\r\n -~]+$": "it is text; read it and pass the list of episodes",
+}
+
+
+def _describe_content(path: Path) -> str:
+    """Returns the end of a message about a file of a different kind; '' if the kind is not known."""
+    with path.open("rb") as stream:
+        head = stream.read(64)
+    advice = (advice for pattern, advice in _OTHER_KINDS.items() if re.match(pattern, head, re.DOTALL))
+    return "".join(f"; {sentence}" for sentence in itertools.islice(advice, 1))
+
+
 @contextmanager
 def open_hdf5(path: Path) -> Iterator[h5py.File]:
     """Opens an HDF5 file for reading.
@@ -56,7 +79,7 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
             "pass the arrays to rlds2reverb.load"
         )
     if not h5py.is_hdf5(path):
-        raise SourceError(f"{path.name} is not an HDF5 file (it has no HDF5 signature)")
+        raise SourceError(f"{path.name} is not an HDF5 file (it has no HDF5 signature){_describe_content(path)}")
     try:
         file = h5py.File(path, "r")
     except OSError as error:

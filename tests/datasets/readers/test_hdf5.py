@@ -1,6 +1,8 @@
 """Tests of safe reading of HDF5: files that refer to other files or are too large raise before data are read."""
 
+import gzip
 import os
+import pickle
 import shutil
 
 import h5py
@@ -285,3 +287,25 @@ def replace(name, value):
 def test_damaged_robomimic_file_raises(robomimic_file, change, message):
     with pytest.raises(SourceError, match=message):
         list(load(robomimic_file(change)))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"PAR1\x15\x04\x15", "it is parquet; pass the directory of the LeRobot dataset"),
+        (b'\xef\xbb\xbf{"codebase_version":\r\n "v3.0"}', "it is JSON; pass the directory of the dataset"),
+        (b'[{"x": 1}]', "it is JSON"),
+        (pickle.dumps([{"observations": 1}]), "it is a pickle, which may run any code and is not read"),
+        (b"\0\0\0\x20ftypisom", "it is a video"),
+        (gzip.compress(b"x"), "it is compressed with gzip; unpack it"),
+        (b"\x89MCAP0\r\n", "it is a bag; name it"),
+        (b"\x10\1\0\0\0\0\0\0abcd", "it may be a TFRecord; pass the directory that contains dataset_info.json"),
+        (b"\xef\xbb\xbfepisode,position\r\n0,1.5\r\n", "it is text; read it and pass the list of episodes"),
+        (b"\xff" * 40, "$"),
+    ],
+)
+def test_file_of_a_different_kind_is_named_with_advice(tmp_path, content, message):
+    path = tmp_path / "x.data"
+    path.write_bytes(content)
+    with pytest.raises(SourceError, match=rf"x.data is not an HDF5 file \(it has no HDF5 signature\).*{message[:40]}"):
+        load(path)

@@ -1,0 +1,173 @@
+"""Tests of MCAP files and ROS 2 bags; the expectations come from rosbags' own reader."""
+
+import base64
+import json
+import shutil
+
+import numpy as np
+import pytest
+from robot_files import TOPICS, encode_image, make_images, write_bag
+
+from rlds2reverb import load, write_dataset
+from rlds2reverb.errors import ArgumentError, SourceError
+
+pytest.importorskip("rosbags")
+mcap_writer = pytest.importorskip("mcap.writer")
+
+
+def with_fields(**fields):
+    return {**TOPICS, "fields": {**TOPICS["fields"], **fields}}
+
+
+def find_newest(path, topic, times):
+    """Returns the newest message of a topic at or before each time in nanoseconds."""
+    from rosbags.highlevel import AnyReader
+
+    with AnyReader([path]) as reader:
+        connections = [connection for connection in reader.connections if connection.topic == topic]
+        messages = [
+            (time, reader.deserialize(content, connection.msgtype))
+            for connection, time, content in reader.messages(connections)
+        ]
+    return [[message for time, message in messages if time <= step][-1] for step in times]
+
+
+@pytest.mark.parametrize("kind", ["mcap", "sqlite3"])
+@pytest.mark.parametrize("rate", [10, 7, 35.5])
+def test_steps_have_the_newest_messages_before_them(tmp_path, kind, rate):
+    path = write_bag(tmp_path / "bag", kind=kind)
+    (episode,) = load(path, topics={**TOPICS, "rate": rate})
+    times = 30_000_000 + np.round(episode.timestamps * 1e9)
+    assert len(times) == int(0.5 * rate + 1e-6) + 1 and np.allclose(np.diff(times), 1e9 / rate)
+    states, commands = (find_newest(path, topic, times) for topic in ("/joint_states", "/command"))
+    assert (episode.steps["observation"]["state"] == [message.position for message in states]).all()
+    assert (episode.steps["action"] == [message.data for message in commands]).all()
+    images = make_images(6)[[int(message.data[0]) for message in commands]]
+    pixels = episode.steps["observation"]["images"]
+    if rate == 10:
+        assert (pixels["front"] == images).all()  # Without padding, and with red and blue exchanged.
+    assert (pixels["front"] == pixels["wrist"]).all()
+
+
+def test_rate_joints_ages_and_unread_topics_are_described(tmp_path):
+    source = load(write_bag(tmp_path / "bag"), topics=TOPICS)
+    assert source.metadata == {"fps": 10, "feature_names": '{"observation.state": ["a", "b"]}'}
+    assert source.unread == ("/label",)
+    metadata = source.first_episode.metadata
+    assert float(metadata["median_age"]["observation.state"]) == float(metadata["max_age"]["observation.state"]) == 0.03
+    assert metadata["left_out_secs"].tolist() == [0.03, 0.02]
+
+
+@pytest.mark.parametrize("kind", ["mcap", "sqlite3"])
+def test_folder_of_bags_is_in_the_order_of_numbers(tmp_path, kind):
+    for number in (0, 2, 10):
+        write_bag(tmp_path / f"x/bag_{number}", kind=kind, first=number)
+    source = load(tmp_path / "x", topics=TOPICS)
+    assert [episode.steps["action"][0, 0] for episode in source] == [0, 2, 10]
+    assert [episode.index for episode in source.read(1, 3)] == [1, 2]
+
+
+def test_folder_of_files_is_read_as_episodes(tmp_path):
+    for number in range(2):
+        shutil.copy(next(write_bag(tmp_path / f"{number}").glob("*.mcap")), tmp_path / f"{number}.mcap")
+        shutil.rmtree(tmp_path / f"{number}")
+    assert load(tmp_path, topics=TOPICS).count() == 2
+    assert load(tmp_path / "1.mcap", topics=TOPICS).count() == 1
+
+
+def test_topics_are_read_from_a_file(tmp_path):
+    path = tmp_path / "topics.yaml"
+    path.write_text("rate: 10\nfields:\n  observation.x: /joint_states.position.1\n  action: {from: /command.data}\n")
+    (episode,) = load(write_bag(tmp_path / "bag", first=4), topics=path)
+    assert episode.steps["observation"]["x"].tolist() == [4] * 6
+
+
+def test_strings_and_numbers_of_messages_become_step_fields(tmp_path):
+    topics = with_fields(label="/label.data", height="/camera/image.height")
+    steps = load(write_bag(tmp_path / "bag"), topics=topics).first_episode.steps
+    assert steps["label"].tolist() == [f"row {row}".encode() for row in range(6)]
+    assert steps["height"].tolist() == [12] * 6
+
+
+def test_bag_converts_to_lerobot_with_its_rate_and_joints(tmp_path):
+    write_dataset(load(write_bag(tmp_path / "bag"), topics=TOPICS), tmp_path / "out", format="lerobot")
+    written = load(tmp_path / "out")
+    assert written.first_episode.num_steps == 6
+    info = json.loads((tmp_path / "out/meta/info.json").read_text())
+    assert info["fps"] == 10 and info["features"]["observation.state"]["names"] == ["a", "b"]
+
+
+def test_topics_are_required_and_the_error_lists_those_of_the_bag(tmp_path):
+    path = write_bag(tmp_path / "bag")
+    with pytest.raises(ArgumentError, match=r"topics must say.*/joint_states \(sensor_msgs/msg/JointState\), /label"):
+        load(path)
+    with pytest.raises(SourceError, match=r"bag has no topic of '/joints.position'; its topics are /camera/image \("):
+        load(path, topics=with_fields(**{"observation.state": "/joints.position"}))
+
+
+@pytest.mark.parametrize(
+    ("topics", "message"),
+    [
+        ({"fields": {}}, "must contain rate, a number > 0, and fields"),
+        ({"rate": 0, "fields": {}}, "must contain rate, a number > 0"),
+        ({"rate": True, "fields": {}}, "must contain rate, a number > 0"),
+        ({"rate": 5, "fields": {"action": "/command.data"}}, "must contain fields for observation, got action"),
+        ({"rate": 5, "fields": {"action": 5}}, "must contain a topic for 'action'"),
+        ({"rate": 5, "fields": {"action": {"from": "/x", "max_age": -1}}}, "must contain a topic for 'action'"),
+        ({**TOPICS, "rates": 5}, "and only rate, fields and max_age besides"),
+        ("missing.yaml", "cannot be read .*missing.yaml"),
+    ],
+)
+def test_invalid_topics_raise(tmp_path, topics, message):
+    with pytest.raises(ArgumentError, match=message):
+        load(write_bag(tmp_path / "bag"), topics=topics)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("/joint_states.positions", "message 0 on /joint_states, field observation.state: there is no 'positions'; use one"),
+        ("/joint_states", "must be a number, array or image, got a message; use one of: header, name, position"),
+        ("/joint_states.position.5", "there is no element 5 of 2; fix the path"),
+        ("/joint_states.name", "must be a number, array or image"),
+        ({"from": "/joint_states.position", "max_age": 0.01}, "step 0, field observation.state: the last message on "
+         "/joint_states is 0.030 s old, more than max_age, 0.01 s"),
+    ],
+)  # fmt: skip
+def test_field_that_a_message_does_not_have_raises(tmp_path, source, message):
+    with pytest.raises(SourceError, match=message):
+        list(load(write_bag(tmp_path / "bag"), topics=with_fields(**{"observation.state": source})))
+
+
+def test_joints_in_a_different_order_raise(tmp_path):
+    with pytest.raises(SourceError, match=r"the joints are \['b', 'a'\], but \['a', 'b'\] in the first message"):
+        list(load(write_bag(tmp_path / "bag", changes=(4,)), topics=TOPICS))
+
+
+def test_truncated_file_raises(tmp_path):
+    path = next(write_bag(tmp_path / "bag").glob("*.mcap"))
+    path.write_bytes(path.read_bytes()[:-300])
+    with pytest.raises(SourceError, match="bag.mcap is damaged or was not closed .* repair it with 'mcap recover'"):
+        list(load(path, topics=TOPICS))
+
+
+def test_messages_of_json_are_read(tmp_path):
+    path = tmp_path / "x.mcap"
+    images = make_images(4)
+    with path.open("wb") as stream:
+        writer = mcap_writer.Writer(stream)
+        writer.start()
+        schema = writer.register_schema("State", "jsonschema", b"{}")
+        channels = {topic: writer.register_channel(topic, "json", schema) for topic in ("/state", "/image")}
+        for row in range(4):
+            image = {"format": "png", "data": base64.b64encode(encode_image(images[row], "PNG")).decode()}
+            state = {"joints": [row, 0.5] if row % 2 else [row, 1], "command": {"x": row}}
+            for topic, message in (("/state", state), ("/image", image)):
+                time = row * 100_000_000
+                writer.add_message(channels[topic], time, json.dumps(message).encode(), time)
+        writer.finish()
+    fields = {"observation.q": "/state.joints", "observation.image": "/image", "action": "/state.command.x"}
+    (episode,) = load(path, topics={"rate": 10, "fields": fields})
+    assert episode.steps["observation"]["q"].tolist() == [[0, 1], [1, 0.5], [2, 1], [3, 0.5]]
+    assert (episode.steps["observation"]["image"] == images).all()
+    assert episode.steps["action"].tolist() == [0, 1, 2, 3]
