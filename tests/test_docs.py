@@ -42,6 +42,7 @@ OTHER_LANGUAGES = {"bibtex", "ini", "json", "text", "yaml"}
 #: Blocks that are not run, by page and reason.
 NOT_RUN = {
     ("README.md", "requires the internet"),
+    ("batches.md", "installs packages"),
     ("cluster.md", "installs packages"),
     ("cluster.md", "requires Ray"),
     ("coming_from.md", "code of a different library"),

@@ -61,7 +61,7 @@ MISTAKES = [
     (
         "train --algo iql --data '' --run-dir run",
         1,
-        "there is no ''; pass an OGBench file, .*, a D4RL file, .*, a D4RL name \\(hopper-medium-v2\\), .*, or a pattern",
+        "there is no ''; pass a bag of ROS 2 or an MCAP file, an OGBench file, .*, a D4RL file, .*, a D4RL name \\(hopper-medium-v2\\), .*, or a pattern",
     ),
     ("train --algo iql --data folder --run-dir run", 2, "folder contains no dataset .*; pass .* a D4RL file"),
     ("train --algo iql --data note.txt --run-dir run", 2, "note.txt is not an HDF5 file"),
