@@ -14,7 +14,7 @@ from .policies import WrappedPolicy
 
 
 class AbsolutePolicy(WrappedPolicy):
-    """A policy that undoes the operations `delta` and `absolute` of a mapping on the actions of another policy.
+    """A policy that undoes the operations `delta` and `absolute` of a mapping on actions.
 
     In each step, the state of the observation in that step is added to the action, or subtracted. Actions of a chunk
     are therefore relative to the step in which they are executed, as in the dataset.
@@ -25,7 +25,7 @@ class AbsolutePolicy(WrappedPolicy):
 
         Args:
           policy: policy of relative actions.
-          changes: what the mapping changed, in order: the keys of the 'state' in a step, the indices of the 'elements',
+          changes: changes of the mapping, in order: the keys of the 'state' in a step, the indices of the 'elements',
             and the 'sign' with which the state was added.
         """
         spec = policy.action_spec

@@ -93,7 +93,7 @@ class _Rows:
         if column.dtype == object and found.dtype == np.uint8:
             column = decode_images(list(column), ArraySpec(found.shape[1:], found.dtype))
         if column.shape != found.shape or (column.dtype != found.dtype and not _is_label(column, found)):
-            raise SourceError(f"{self._where}: {path_name(path)} is {describe(found)}, expected {describe(column)}")
+            raise SourceError(f"{self._where}: {path_name(path)} is {describe(found)} instead of {describe(column)}")
         differs = _find_differences(column, found)
         if not differs.any():
             return 0
@@ -101,7 +101,7 @@ class _Rows:
             return int(np.abs(column.astype(int) - found).max())
         step = int(np.argmax(differs))
         raise SourceError(
-            f"{self._where}, step {step}: {path_name(path)} is {found[step]!r:.80}, expected {column[step]!r:.80}"
+            f"{self._where}, step {step}: {path_name(path)} is {found[step]!r:.80} instead of {column[step]!r:.80}"
         )
 
     def compare_episodes(self, *, has_metadata: bool) -> None:
@@ -113,7 +113,7 @@ class _Rows:
             pairs |= {"/".join(path): (value, known.get(path)) for path, value in leaves(self._original.metadata)}
         for name, (expected, found) in pairs.items():
             if found is None or not np.array_equal(expected, found):
-                raise SourceError(f"{self._where}: {name!r} is {found!r:.80}, expected {expected!r:.80}")
+                raise SourceError(f"{self._where}: {name!r} is {found!r:.80} instead of {expected!r:.80}")
 
 
 def _is_label(column: np.ndarray, found: np.ndarray) -> bool:

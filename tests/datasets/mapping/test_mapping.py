@@ -103,7 +103,7 @@ def test_renaming_back_is_the_identity(order):
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4))
-def test_joining_what_was_split_is_the_identity(sizes):
+def test_joining_parts_of_a_split_restores_the_field(sizes):
     actions = np.arange(5 * sum(sizes), dtype=np.float32).reshape(5, -1)
     source = load([make_log(5, actions=actions)])
     parts = {f"action.part{place}": size for place, size in enumerate(sizes)}

@@ -37,7 +37,7 @@ def test_written_datasets_are_read_back_equal(data, tmp_path, path, format):
     ("changes", "message"),
     [
         ({"observations": np.zeros((5, 1), np.float32)}, r"episode 1, step [01]: step\['observation'\]\S* is "),
-        ({"rewards": np.zeros(4, np.float32)}, r"episode 1, step 0: step\['reward'\] is 1.0, expected 0.0"),
+        ({"rewards": np.zeros(4, np.float32)}, r"episode 1, step 0: step\['reward'\] is 1.0 instead of 0.0"),
         ({"terminated": True}, "episode 1.* is "),
         (None, "it has more episodes than 1"),
     ],
