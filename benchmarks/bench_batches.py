@@ -160,7 +160,7 @@ def measure(reader: str, kind: str, path: str, secs: float) -> float:
 def build(source: Any, folder: Path) -> Path:
     """Stores a dataset, and returns the path of the store."""
     began = time.perf_counter()
-    num_items = batches(source, 1, cache_dir=folder).num_items
+    num_items = batches(source, 1, store_dir=folder).num_items
     num_bytes = sum(file.stat().st_size for file in folder.rglob("*"))
     print(f"  {num_items:,} items stored in {time.perf_counter() - began:.1f} s, {num_bytes / 1e6:,.1f} MB", flush=True)
     (path,) = folder.iterdir()

@@ -66,14 +66,14 @@ def read_anonymous_bytes() -> float:
 # --- the measurements, each in its own process
 
 
-def train(path: str, cache: str, updates: str) -> float:
+def train(path: str, stores: str, updates: str) -> float:
     """Returns the updates of TD3 per second, after the first hundred."""
     from rlds2reverb.learners.agents import make_agent
     from rlds2reverb.learners.learner import Learner
     from rlds2reverb.training.config import TrainingConfig
     from rlds2reverb.training.sources import open_data
 
-    config = TrainingConfig("td3", env=None, cache_dir=cache or None)
+    config = TrainingConfig("td3", env=None, store_dir=stores or None)
     with open_data(path, config) as data, data.open_batches(config) as batches, tempfile.TemporaryDirectory() as folder:
         assert batches is not None
         agent = make_agent("td3", data.time_step_spec, data.action_spec)
@@ -146,8 +146,8 @@ def write_vectors(folder: Path, rows: int) -> tuple[Path, int]:
 
     path = folder / "vectors.hdf5"
     write_d4rl(path, make_float_episodes(rows // 1000, 1000))
-    run_child("train", path, folder / "cache", 1)
-    return path, sum(file.stat().st_size for file in (folder / "cache").rglob("rows"))
+    run_child("train", path, folder / "stores", 1)
+    return path, sum(file.stat().st_size for file in (folder / "stores").rglob("rows"))
 
 
 def make_images(count: int = 2000) -> list[bytes]:
@@ -237,13 +237,13 @@ def compare_vectors(folder: Path, options: Any) -> None:
     limit = BASE_BYTES + size // 10
     arguments = [
         ("from memory", "", None),
-        ("from a store in the cache of files", folder / "cache", None),
-        (f"from a store of {size / 1e6:,.0f} MB, with {limit / 1e6:,.0f} MB in all", folder / "cache", limit),
+        ("from a store in the cache of files", folder / "stores", None),
+        (f"from a store of {size / 1e6:,.0f} MB, with {limit / 1e6:,.0f} MB in all", folder / "stores", limit),
     ]
     values: dict[str, list[list[float]]] = {name: [] for name, *_ in arguments}
     for _ in range(options.runs):
-        for name, cache, allowed in arguments:
-            values[name].append(run_child("train", path, cache, options.updates, limit=allowed))
+        for name, stores, allowed in arguments:
+            values[name].append(run_child("train", path, stores, options.updates, limit=allowed))
     print(f"\nTD3 on {options.rows:,} transitions, updates per second, and memory besides files")
     (first, *_), second, third = arguments
     baseline = show(first, values[first])

@@ -37,7 +37,7 @@ _PAIRS = {"action_bounds"}
 _TYPES = {
     "reward": checks.reward,
     "validation": checks.share,
-    "cache_dir": checks.directory,
+    "store_dir": checks.directory,
     "observation_offsets": checks.Parsed("OFFSETS", read_offsets),
 }
 #: Sentences about commands, which follow the texts of the declarations.

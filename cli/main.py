@@ -42,7 +42,7 @@ _CLEANUP_SECS = 3.0
 #: The commands, whose functions and modules have their names, apart from the one below.
 _COMMANDS = (
     *("inspect", "validate", "train", "cluster", "agents", "eval", "export", "ope", "plot"),
-    *("convert", "record", "serve", "cache", "doctor", "demo"),
+    *("convert", "record", "serve", "store", "doctor", "demo"),
 )
 _NAMES = {"eval": "evaluate"}
 

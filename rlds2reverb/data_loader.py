@@ -22,7 +22,7 @@ from rlds2reverb.datasets.steps.image_files import Decoder, decode_images
 from rlds2reverb.datasets.steps.item_index import ItemIndex, find_shard, permute, sample_uniformly
 from rlds2reverb.datasets.steps.layout import Layout
 from rlds2reverb.datasets.steps.step_columns import MemoryColumns, StepColumns
-from rlds2reverb.datasets.steps.stores import cache_store, find_store, open_columns, require_valid_store
+from rlds2reverb.datasets.steps.stores import find_store, make_store, open_columns, require_valid_store
 from rlds2reverb.errors import SourceError
 from rlds2reverb.system.installation import install_command
 from rlds2reverb.system.text import suggest
@@ -133,7 +133,7 @@ class _Options:
     world_size: int = 1
     first_step: int = 0
     prefetch: int = 2
-    cache_dir: str | Path | None = None
+    store_dir: str | Path | None = None
     decode: Decoder | None = None
     table: str | None = None
 
@@ -189,7 +189,7 @@ def batches(options: _Options) -> Batches:  # noqa: D417 - The arguments are tho
       first_step: number of batches to skip, over all epochs.
       prefetch: number of batches that are read ahead, each in a separate thread; 0 to read in the calling thread.
         For servers, at least 1.
-      cache_dir: directory in which the dataset is stored on first use, and read from files instead of memory;
+      store_dir: directory in which the dataset is stored on first use, and read from files instead of memory;
         a store is read where it is.
       decode: function that decodes images `(files, spec of one image) -> [N, H, W, C]`; Pillow if None.
       table: name of the table of a server; 'replay' if None.
@@ -206,7 +206,7 @@ def batches(options: _Options) -> Batches:  # noqa: D417 - The arguments are tho
     if is_server(options.source):
         return _open_server(options)
     require_defaults(options, ["table"], "for datasets")
-    reader = _StoredBatches(_open_steps(options.source, options.cache_dir), options)
+    reader = _StoredBatches(_open_steps(options.source, options.store_dir), options)
     return Batches(reader.read_all, reader.index.num_items, reader.num_batches, statistics=reader.statistics)
 
 
@@ -274,12 +274,12 @@ class _StoredBatches:
             raise ValueError(f"the dataset has no field {unknown[0]!r}{similar}; it has {', '.join(self._names)}")
 
 
-def _open_steps(source: Any, cache_dir: str | Path | None) -> StepColumns:
+def _open_steps(source: Any, store_dir: str | Path | None) -> StepColumns:
     """Returns the steps of a dataset, from a store or in memory."""
     source = load(source)
     path = find_store(source)
-    if path is None and cache_dir is not None:
-        path = cache_store(source, cache_dir)
+    if path is None and store_dir is not None:
+        path = make_store(source, store_dir)
     if path is None:
         return _read_steps(source)
     columns = open_columns(path, random_access=True)

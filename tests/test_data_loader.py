@@ -85,7 +85,7 @@ def test_windows_match_those_of_the_adder():
 
 @pytest.mark.parametrize("is_stored", [False, True])
 def test_action_chunks_are_padded_after_the_last_action(is_stored, tmp_path):
-    options = {"cache_dir": tmp_path} if is_stored else {}
+    options = {"store_dir": tmp_path} if is_stored else {}
     (batch,) = batches([robot_episode()], 3, items=CHUNKS, epochs=1, **options)
     place = np.argsort(batch["observation"]["state"][:, 0])
     assert batch["action"][place, :, 0].tolist() == [[10, 11], [11, 12], [12, 12]]
@@ -97,7 +97,7 @@ def test_action_chunks_are_padded_after_the_last_action(is_stored, tmp_path):
 
 @pytest.mark.parametrize("is_stored", [False, True])
 def test_windows_of_offsets_match_a_naive_loop(is_stored, tmp_path):
-    options = {"cache_dir": tmp_path} if is_stored else {}
+    options = {"store_dir": tmp_path} if is_stored else {}
     items = StepOffsets({"observation": range(-1, 2), "action": range(-1, 2)})
     parts = list(batches(EPISODES, 4, items=items, epochs=1, **options))
     got = tree.map_structure(lambda *columns: np.concatenate(columns), *parts)
@@ -146,12 +146,12 @@ def test_epochs_continue_at_any_step():
         assert_equal_nests(list(rest), every[first_step:])
 
 
-def test_cached_datasets_are_stored_once_and_stores_are_read_in_place(tmp_path):
+def test_datasets_are_stored_once_and_stores_are_read_in_place(tmp_path):
     expected = list(batches(SOURCE, 4, epochs=1))
-    assert_equal_nests(list(batches(SOURCE, 4, epochs=1, cache_dir=tmp_path)), expected)
+    assert_equal_nests(list(batches(SOURCE, 4, epochs=1, store_dir=tmp_path)), expected)
     (path,) = tmp_path.iterdir()
     written = [file.stat().st_mtime_ns for file in path.glob("*.json")]
-    assert_equal_nests(list(batches(SOURCE, 4, epochs=1, cache_dir=tmp_path)), expected)
+    assert_equal_nests(list(batches(SOURCE, 4, epochs=1, store_dir=tmp_path)), expected)
     assert_equal_nests(list(batches(path, 4, epochs=1)), expected)
     assert [*tmp_path.iterdir()] == [path]
     assert [file.stat().st_mtime_ns for file in path.glob("*.json")] == written
@@ -229,7 +229,7 @@ def test_tensorflow_is_imported_neither_here_nor_in_workers(data, tmp_path):
 
             address, folder, *paths = sys.argv[1:]
             first = [next(iter(batches(path, 8)))["action"] for path in paths]
-            assert np.array_equal(next(iter(batches(paths[0], 8, cache_dir=folder)))["action"], first[0])
+            assert np.array_equal(next(iter(batches(paths[0], 8, store_dir=folder)))["action"], first[0])
             info, data = next(iter(batches(address, 8)))
             assert np.array_equal(data["reward"], data["observation"][:, 0] + 90), data
             assert info.weight.dtype == np.float32 and info.key.dtype == np.uint64
@@ -244,7 +244,7 @@ def test_tensorflow_is_imported_neither_here_nor_in_workers(data, tmp_path):
             "formats/lerobot/v3.0/c3",
             "formats/ogbench/cube-single-play-v0-val.npz",
         )
-        command = [sys.executable, "-c", textwrap.dedent(program), server.address, tmp_path / "cache"]
+        command = [sys.executable, "-c", textwrap.dedent(program), server.address, tmp_path / "stores"]
         subprocess.run(
             [*command, *(data / path for path in paths)],
             env={**os.environ, "PYTHONPATH": str(tmp_path)},
@@ -293,7 +293,7 @@ def test_gloo_processes_read_each_item_once(tmp_path):
             print(sorted(read[0] + read[1]), [len(part) for part in read])
         dist.destroy_process_group()
     """
-    list(batches(SOURCE, 4, epochs=1, cache_dir=tmp_path / "stores"))
+    list(batches(SOURCE, 4, epochs=1, store_dir=tmp_path / "stores"))
     (store,) = (tmp_path / "stores").iterdir()
     command = [sys.executable, "-c", textwrap.dedent(program)]
     processes = [
@@ -325,7 +325,7 @@ def make_robot_episodes():
 def test_fields_are_normalized_with_the_statistics_of_the_values_that_exist(items, mode, tmp_path):
     episodes, state, action = make_robot_episodes()
     options = {"items": items, "normalize": {"observation.state": mode, "action": mode}, "epochs": 1}
-    data, plain = (batches(episodes, 500, cache_dir=tmp_path, **one) for one in (options, {**options, "normalize": {}}))
+    data, plain = (batches(episodes, 500, store_dir=tmp_path, **one) for one in (options, {**options, "normalize": {}}))
     states = np.concatenate([state, state, state, [[90, 7]]])
     for path, values in (("observation.state", states), ("action", action)):
         found = data.statistics[path]

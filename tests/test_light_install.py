@@ -29,7 +29,7 @@ from rlds2reverb import StepOffsets, Transitions, Windows, batches
 for items in (Transitions(3), StepOffsets({"observation": [-1, 0], "action": range(4)}), Windows(5)):
     batch = next(iter(batches(sys.argv[1], 8, items=items)))
     assert len(batch["action"]) == 8
-batch = next(iter(batches(sys.argv[2], 8, cache_dir="store")))
+batch = next(iter(batches(sys.argv[2], 8, store_dir="store")))
 assert batch["observation"]["agentview_image"].dtype == "uint8"
 print(sorted(name for name in sys.argv[3:] if name in sys.modules))
 """

@@ -78,7 +78,7 @@ class TrainingConfig:
       batch_size: Items per batch.
       sampler: How batches are sampled: uniformly from the dataset in memory, or by priority from a Reverb table whose
         priorities are updated with TD errors.
-      cache_dir: Directory for a store of the dataset, from which batches are read, so that the data need not fit in
+      store_dir: Directory for a store of the dataset, from which batches are read, so that the data need not fit in
         memory; runs on the same data share it.
       top_percent: Train only on the P percent of episodes with the highest return.
       validation: Share of episodes to hold out; the agent does not learn from them, and its losses on them are logged.
@@ -148,7 +148,7 @@ class TrainingConfig:
         None, "as published for the algorithm, mostly 256", identifies=True, is_of_learner=True
     )
     sampler: Literal["uniform", "prioritized"] = _batches("uniform", identifies=True, needs_dataset=True)
-    cache_dir: str | None = _batches(
+    store_dir: str | None = _batches(
         None, "data that fit are kept in memory", metavar="DIR", values_text="path", needs_dataset=True
     )
     top_percent: Annotated[float, Range(0, 100, min_open=True)] | None = _batches(

@@ -197,7 +197,7 @@ def open_dataset(
 
 def make_preparation(config: TrainingConfig) -> Preparation:
     """Returns how a run changes a dataset before it is read, and where its steps are stored."""
-    return Preparation(config.drop_fields, config.cut_at_terminal, config.cache_dir)
+    return Preparation(config.drop_fields, config.cut_at_terminal, config.store_dir)
 
 
 def _read_or_store(
@@ -221,8 +221,8 @@ def _read_or_store(
     try:
         return read(preparation)
     except TooLargeError as error:
-        preparation = replace(preparation, cache_dir=str(cache_folder()))
-        notes.append(Message(f"{error}; they are stored in {preparation.cache_dir}", cache_dir=...))
+        preparation = replace(preparation, store_dir=str(cache_folder()))
+        notes.append(Message(f"{error}; they are stored in {preparation.store_dir}", store_dir=...))
         return read(preparation)
 
 

@@ -28,7 +28,7 @@ _GAMMA = 0.99
 #: Goals of the transitions that Q-functions of policies with goals learn from: those of OGBench's values.
 _GOALS = GoalDistribution(0.2, 0.5, 0.3, geometric=True)
 #: Options of a run that determine which data its policy understands.
-_DATA_OPTIONS = ("drop_fields", "cut_at_terminal", "cache_dir", "action_bounds")
+_DATA_OPTIONS = ("drop_fields", "cut_at_terminal", "store_dir", "action_bounds")
 #: Number of steps that a policy or a Q-function is called with at a time.
 ROWS_PER_CALL = 4096
 

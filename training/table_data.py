@@ -62,7 +62,7 @@ _NUM_EPISODES = 64
 _DEFAULT_TABLE = "replay"
 #: Options that determine the items of a dataset.
 _CONVERSION = ("top_percent", "validation", "n_step", "chunk_length", "observation_offsets", "drop_fields",
-               "cut_at_terminal", "reward", "clip_actions", "cache_dir")  # fmt: skip
+               "cut_at_terminal", "reward", "clip_actions", "store_dir")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def test_adders_that_need_no_next_observation_use_all_actions(tmp_path, adder, n
     (batch,) = found
     first_actions = np.sort(batch["action"].reshape(num_items, -1)[:, 0])
     np.testing.assert_array_equal(first_actions, [10, 11, 20, 21, 22][:num_items])
-    stored = batches(episodes, num_items, items=adder, epochs=1, cache_dir=tmp_path)
+    stored = batches(episodes, num_items, items=adder, epochs=1, store_dir=tmp_path)
     tree.map_structure(np.testing.assert_array_equal, batch, next(iter(stored)))
 
 

@@ -112,7 +112,7 @@ def test_custom_parts_that_cannot_be_used_are_one_sentence(call, data, tmp_path)
     [
         (Message("must be at least 1", about="steps", value=0), "--steps 0 must be at least 1"),
         (Message("no evaluation", env="Hopper-v5"), "no evaluation (--env Hopper-v5)"),
-        ("a path: " + Message("too large", cache_dir=...), "a path: too large (--cache-dir)"),
+        ("a path: " + Message("too large", store_dir=...), "a path: too large (--store-dir)"),
     ],
 )
 def test_notes_and_errors_of_several_runs_name_options(message, described, monkeypatch, capsys, tmp_path):

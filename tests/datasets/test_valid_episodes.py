@@ -122,11 +122,11 @@ def test_stores_continue_at_the_same_episode(path, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("is_cached", [False, True])
-def test_training_data_leave_out_and_count(path, tmp_path, is_cached):
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_training_data_leave_out_and_count(path, tmp_path, is_stored):
     source = load(path, on_invalid="skip_episode")
     functions = {"require": lambda spec: None, "decode_images": None, "progress": lambda stage, episode: None}
-    preparation = Preparation(cache_dir=str(tmp_path / "cache") if is_cached else None)
+    preparation = Preparation(store_dir=str(tmp_path / "stores") if is_stored else None)
     for _ in range(2):
         steps = read_steps(source, preparation, fields.STEP_FIELDS, **functions)
         assert (len(steps.returns), steps.num_skipped) == (2, 3)

@@ -172,8 +172,8 @@ def test_signal_in_a_run_of_several_seeds_saves_and_the_same_command_continues(t
 def test_run_killed_at_a_random_moment_ends_bit_for_bit_like_a_whole_one(tmp_path, whole, drill_seed, recovery):
     random = np.random.default_rng([6, drill_seed])
     # Half of the runs read a store, which may be killed while it is built.
-    cache = ("--cache-dir", str(tmp_path / "cache")) if drill_seed % 2 else ()
-    arguments = make_arguments(tmp_path / "run", "--deterministic", *cache)
+    store = ("--store-dir", str(tmp_path / "stores")) if drill_seed % 2 else ()
+    arguments = make_arguments(tmp_path / "run", "--deterministic", *store)
     kill_after_phase(arguments, "reading", random.uniform(0, 6))
     with recovery():
         assert run_command(arguments) == 0

@@ -124,7 +124,7 @@ OPTIONS = {
     "jit_compile": (True, "", ""),
     "batch_size": (8, "", ""),
     "sampler": ("prioritized", "o", ""),
-    "cache_dir": ("store", "to", ""),
+    "store_dir": ("store", "to", ""),
     "top_percent": (10.0, "to", ""),
     "validation": (0.5, "to", ""),
     "random_shift": (4, "", ""),

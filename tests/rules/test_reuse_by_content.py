@@ -269,12 +269,12 @@ def summarize_steps(steps):
 
 def read_batches(source, folder):
     """Returns what `batches` yields from a directory of stores."""
-    return summarize_steps(next(iter(batches(source, 1000, epochs=1, cache_dir=folder))))
+    return summarize_steps(next(iter(batches(source, 1000, epochs=1, store_dir=folder))))
 
 
 def read_training_data(source, folder):
-    """Returns what a training run reads from its `cache_dir`."""
-    items = open_data(source, TrainingConfig("td3_bc", cache_dir=str(folder), env=None)).items
+    """Returns what a training run reads from its `store_dir`."""
+    items = open_data(source, TrainingConfig("td3_bc", store_dir=str(folder), env=None)).items
     read = items.read_items(np.arange(items.num_items))
     return summarize_steps({**read, "reward": read["reward"].reshape(items.num_items)})
 
@@ -378,7 +378,7 @@ def test_source_whose_file_has_changed_since_it_was_opened_is_read_again(tmp_pat
     assert source.identify() is not None and load([path]).identify() == source.identify()
     shift_in_place(path)
     assert source.identify() is None and load(path).identify() is not None
-    assert read_batches(source, tmp_path / "cache") == read_batches(load(path), tmp_path / "new")
+    assert read_batches(source, tmp_path / "stores") == read_batches(load(path), tmp_path / "new")
 
 
 def test_source_with_custom_transform_is_unknown(tmp_path):
@@ -391,9 +391,9 @@ def test_repaired_file_is_stored_again(tmp_path):
     path = write_d4rl(tmp_path / "d.hdf5", np.nan)
     for _ in range(2):
         with pytest.raises(InvalidEpisodeError, match=r"NaN.*\(episode 2"):
-            read_batches(path, tmp_path / "cache")
+            read_batches(path, tmp_path / "stores")
     write_d4rl(path)
-    assert len(read_batches(path, tmp_path / "cache")) == NUM_EPISODES * (NUM_ROWS - 1)
+    assert len(read_batches(path, tmp_path / "stores")) == NUM_EPISODES * (NUM_ROWS - 1)
 
 
 @pytest.mark.parametrize("kind", ["adder", "priority"])

@@ -48,8 +48,8 @@ def make_items(length, *, repeats_last):
 @pytest.mark.parametrize(("algo", "length"), [("iql", 3), ("bc", 3), ("iql", 2)])
 def test_items_match_a_naive_loop(algo, length, tmp_path):
     expected = [np.array(column) for column in zip(*make_items(length, repeats_last=algo == "bc"), strict=True)]
-    for cache_dir in (None, str(tmp_path)):
-        config = TrainingConfig(algo, chunk_length=length, gamma=GAMMA, cache_dir=cache_dir)
+    for store_dir in (None, str(tmp_path)):
+        config = TrainingConfig(algo, chunk_length=length, gamma=GAMMA, store_dir=store_dir)
         items = open_data(EPISODES, config).items
         got = items.read_items(np.arange(items.num_items))
         names = ["observation", "action", *(["reward", "discount", "next_observation"] if algo != "bc" else [])]

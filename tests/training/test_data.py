@@ -518,14 +518,14 @@ def test_server_that_cannot_be_isolated_warns():
         assert start_isolated(start) == "server"
 
 
-@pytest.mark.parametrize("cache_dir", [None, "stores"])
-def test_clone_of_several_tasks_that_it_does_not_see_is_warned_about(cache_dir, tmp_path):
+@pytest.mark.parametrize("store_dir", [None, "stores"])
+def test_clone_of_several_tasks_that_it_does_not_see_is_warned_about(store_dir, tmp_path):
     def make_log(task):
         log = {"observations": np.ones((4, 2), np.float32), "actions": np.eye(4, 2, dtype=np.float32)}
         return {**log, "rewards": np.zeros(4, np.float32), "terminated": False, "task": np.array([task] * 4, object)}
 
     logs = [make_log(b"pick"), make_log(b"place"), make_log(b"place")]
-    config = TrainingConfig("bc", cache_dir=cache_dir and str(tmp_path))
+    config = TrainingConfig("bc", store_dir=store_dir and str(tmp_path))
 
     def find(source, config=config):
         with open_data(source, config) as data:

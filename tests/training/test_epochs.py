@@ -36,7 +36,7 @@ def hopper(data):
 def test_each_epoch_contains_each_item_once_from_memory_and_from_a_store(hopper, tmp_path):
     config, batches = TrainingConfig("iql", epochs=3, batch_size=300, seed=5), []
     for folder in (None, str(tmp_path)):
-        opened = open_data(hopper, config.replace(cache_dir=folder))
+        opened = open_data(hopper, config.replace(store_dir=folder))
         resolved, num_items = opened.resolve_steps(config), opened.items.num_items
         assert resolved.steps == -(-3 * num_items // 300)
         with opened.open_batches(resolved) as made:
@@ -69,10 +69,10 @@ def test_killed_run_continues_from_a_store_bit_for_bit(hopper, tmp_path):
     code = KILLED.format(source=hopper, path=str(tmp_path / "killed"), options=OPTIONS)
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
     weights = []
-    for name, cache in (("whole", None), ("killed", str(tmp_path / "cache"))):
-        config = TrainingConfig("bc", epochs=2, cache_dir=cache, **OPTIONS)
+    for name, stores in (("whole", None), ("killed", str(tmp_path / "stores"))):
+        config = TrainingConfig("bc", epochs=2, store_dir=stores, **OPTIONS)
         with Training(hopper, config, tmp_path / name) as training:
-            assert training.learner.step == (45 if cache else 0)
+            assert training.learner.step == (45 if stores else 0)
             training.run()
             weights.append([variable.numpy() for variable in training.agent.trainable_variables])
     assert_equal_nests(weights[0], weights[1])

@@ -55,8 +55,8 @@ def see(observations, step, name, offsets, axis=-1):
 @pytest.mark.parametrize(("n", "chunk"), [(1, 1), (3, 1), (1, 2)])
 def test_items_match_a_naive_loop(n, chunk, tmp_path):
     options = {"observation_offsets": {**OFFSETS, "observation.chw": [0, -1]}, "n_step": n, "chunk_length": chunk}
-    for cache_dir in (None, str(tmp_path)):
-        items = open_data(EPISODES, TrainingConfig("iql", cache_dir=cache_dir, **options)).items
+    for store_dir in (None, str(tmp_path)):
+        items = open_data(EPISODES, TrainingConfig("iql", store_dir=store_dir, **options)).items
         got = items.read_items(np.arange(items.num_items))
         steps = max(n, chunk)
         places = [

@@ -46,7 +46,7 @@ def test_held_out_episodes_depend_on_the_seed_and_the_share_only():
 
 @pytest.mark.parametrize("in_store", [False, True])
 def test_batches_and_held_out_items_share_no_episode(tmp_path, in_store):
-    config = TrainingConfig("iql", validation=0.3, cache_dir=str(tmp_path) if in_store else None, **SMALL)
+    config = TrainingConfig("iql", validation=0.3, store_dir=str(tmp_path) if in_store else None, **SMALL)
     data = open_data(make_episodes(), config)
     held_out, used = read_rewards(data.validation), read_rewards(data.items)
     assert held_out == set(data.held_out) and len(held_out) == 3 and used == {*range(10)} - held_out

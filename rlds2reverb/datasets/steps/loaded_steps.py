@@ -33,7 +33,7 @@ from ..valid_episodes import count_skipped
 from .image_files import Decoder, decode_images
 from .layout import Layout, find_image, has_images
 from .step_columns import MemoryColumns, StepColumns
-from .stores import cache_store, find_store, open_columns
+from .stores import find_store, make_store, open_columns
 
 #: Share of the free memory that a dataset may take.
 _MEMORY_SHARE = 0.7
@@ -46,12 +46,12 @@ class Preparation:
     Attributes:
       drop_fields: paths of the fields to drop, such as 'observation/language'.
       cut_at_terminal: whether episodes end at their first terminal step.
-      cache_dir: directory of stores, in which there will be one of the dataset; None for memory.
+      store_dir: directory of stores, in which there will be one of the dataset; None for memory.
     """
 
     drop_fields: tuple[str, ...] = ()
     cut_at_terminal: bool = False
-    cache_dir: str | None = None
+    store_dir: str | None = None
 
     def transform(self, source: Source, *texts: str) -> Source:
         """Returns the changed dataset, also without the fields of `texts`."""
@@ -60,27 +60,27 @@ class Preparation:
         return apply_transforms(source, transforms + [CutAtTerminal()] * self.cut_at_terminal)[0]
 
     def find_or_build_store(self, source: Source, texts: list[str], on_note: Callable[[str], None]) -> Path | None:
-        """Returns the directory of the store to read: the dataset's own, or one in `cache_dir`; None for neither.
+        """Returns the directory of the store to read: the dataset's own, or one in `store_dir`; None for neither.
 
         Args:
           source: the dataset, unchanged.
-          texts: list to which the paths of text in observations are added, which a store in `cache_dir` does not
+          texts: list to which the paths of text in observations are added, which a store in `store_dir` does not
             contain.
-          on_note: see `stores.cache_store`.
+          on_note: see `stores.make_store`.
 
         Raises:
-          Exception: See `stores.cache_store`.
+          Exception: See `stores.make_store`.
         """
         own = find_store(source)
-        if own is None and self.cache_dir is None:
+        if own is None and self.store_dir is None:
             return None
         observation = self.transform(source).first_episode.steps[fields.OBSERVATION]
         found = _find_texts(observation, fields.OBSERVATION)
         is_changed = bool(found or self.drop_fields or self.cut_at_terminal)
-        if self.cache_dir is None or not (own is None or is_changed):
+        if self.store_dir is None or not (own is None or is_changed):
             return None if is_changed else own
         texts += found
-        return cache_store(self.transform(source, *found), self.cache_dir, on_note=on_note)
+        return make_store(self.transform(source, *found), self.store_dir, on_note=on_note)
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def read_steps(
       require: function that raises an error if a dataset with these specs of one step is of no use.
       decode_images: decodes the images of files that are in the encoding of the dataset.
       progress: callback for each episode.
-      on_note: see `stores.cache_store`.
+      on_note: see `stores.make_store`.
 
     Raises:
       InvalidEpisodeError: If an episode is invalid, or does not match the first one.
@@ -202,7 +202,7 @@ def read_steps(
 
 def compute_fingerprint(source: Source, preparation: Preparation) -> str:
     """Returns the fingerprint that `read_steps` finds; raises as `Source`."""
-    if preparation.cache_dir is not None or find_store(source) is not None:
+    if preparation.store_dir is not None or find_store(source) is not None:
         no_checks: Any = {"require": lambda spec: None, "progress": lambda stage, episode: None}
         return read_steps(source, preparation, fields.STEP_FIELDS, decode_images=decode_images, **no_checks).fingerprint
     fingerprint, is_raw = Fingerprint(), None

@@ -147,14 +147,14 @@ def _require_unchanged(source: Source, plan: _Plan, path: Path) -> None:
         )
 
 
-def cache_store(
-    source: Source, cache_dir: str | Path, *, on_note: Callable[[str], None] = lambda sentence: None
+def make_store(
+    source: Source, store_dir: str | Path, *, on_note: Callable[[str], None] = lambda sentence: None
 ) -> Path:
     """Builds the store of a dataset in a directory of stores, unless it is there, and returns its own directory.
 
     Args:
       source: the dataset. Its name and what it was made from determine the name of the store.
-      cache_dir: the directory of stores.
+      store_dir: the directory of stores.
       on_note: function called with a sentence if a store is used that was there before.
 
     Raises:
@@ -163,9 +163,9 @@ def cache_store(
     plan = _make_plan(source)
     identity = json.dumps(plan["identity"])
     name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', source.name)}-{xxhash.xxh3_64_hexdigest(identity.encode())}"
-    folder = expand_path(cache_dir, "cache_dir")
+    folder = expand_path(store_dir, "store_dir")
     if folder.exists() and not folder.is_dir():
-        raise ArgumentError(f"must be a directory, but {folder} is a file", about="cache_dir")
+        raise ArgumentError(f"must be a directory, but {folder} is a file", about="store_dir")
     path = folder / name
     if (path / MANIFEST).exists():
         built = datetime.fromtimestamp((path / MANIFEST).stat().st_mtime)

@@ -343,7 +343,7 @@ def test_mappings_are_a_part_of_the_identity(data, tmp_path):
     for text in ("a", "b", "a"):
         items = StepOffsets({"observation.object": [0, 1], "task": 0})
         source = load(data / LIFT, mapping={"constant": {"task": text}})
-        (batch,) = batches(source, 300, items=items, epochs=1, cache_dir=tmp_path)
+        (batch,) = batches(source, 300, items=items, epochs=1, store_dir=tmp_path)
         assert set(batch["task"]) == {text.encode()}
     assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 2
 
@@ -475,7 +475,7 @@ def test_stores_of_different_functions_are_different(data, tmp_path, monkeypatch
         monkeypatch.delitem(sys.modules, "lengths", raising=False)
         mapped = load(data / LIFT, mapping=mapping)
         found.append(
-            next(iter(batches(mapped, 1, epochs=1, cache_dir=tmp_path / "stores")))["observation"]["task"].item()
+            next(iter(batches(mapped, 1, epochs=1, store_dir=tmp_path / "stores")))["observation"]["task"].item()
         )
     assert found == [7, 14]
 

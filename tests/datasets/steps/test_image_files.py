@@ -12,7 +12,7 @@ from reference_impls import episode
 
 from rlds2reverb import SourceError, Windows, batches, load
 from rlds2reverb.datasets.steps.image_files import decode_image, decode_images
-from rlds2reverb.datasets.steps.stores import cache_store
+from rlds2reverb.datasets.steps.stores import make_store
 from rlds2reverb.types.specs import ArraySpec
 
 SHAPE = (9, 17)
@@ -160,7 +160,7 @@ def test_unsuitable_images_raise_naming_the_place_from_memory_and_stores(name, t
         read_images(source)
     if name in ("GIF", "narrow"):
         with pytest.raises(SourceError, match=message):
-            list(load(cache_store(source, tmp_path)))
+            list(load(make_store(source, tmp_path)))
 
 
 FILES = {**{name: case[0] for name, case in SUITABLE.items()}, **{name: case[0] for name, case in UNSUITABLE.items()}}

@@ -38,7 +38,7 @@ def read(source, *, require=lambda step_spec: None, **preparation):
 def test_statistics_cover_all_episodes(tmp_path, data, is_stored):
     source = load(data / "d4rl/pendulum_mixed-v2.hdf5")
     episodes = list(source)
-    got = read(source, cache_dir=str(tmp_path) if is_stored else None)
+    got = read(source, store_dir=str(tmp_path) if is_stored else None)
     assert got.returns.tolist() == [episode.total_reward for episode in episodes]
     columns = {name: [episode.steps[name][:-1] for episode in episodes] for name in ("observation", "action")}
     actions, observations = np.concatenate(columns["action"]), np.concatenate(columns["observation"])
@@ -62,7 +62,7 @@ def test_nested_actions_are_joined_and_numbers_become_float32():
 def test_text_is_dropped_once_when_steps_are_stored(tmp_path, drop_fields, texts):
     steps = make_steps(3)
     steps["observation"] = {"x": steps["observation"], "text": np.array([b"push", b"pull", b""], object)}
-    in_memory, stored = (read(load([steps]), drop_fields=drop_fields, cache_dir=path) for path in (None, str(tmp_path)))
+    in_memory, stored = (read(load([steps]), drop_fields=drop_fields, store_dir=path) for path in (None, str(tmp_path)))
     assert in_memory.texts == stored.texts == texts
     assert in_memory.fingerprint == stored.fingerprint
     assert [*stored.steps.take(np.arange(3), ["observation"])["observation"]] == ["x"]

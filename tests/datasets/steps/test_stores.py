@@ -23,7 +23,7 @@ from rlds2reverb.datasets.steps import step_columns, stores as store
 from rlds2reverb.datasets.steps.item_index import ItemIndex
 from rlds2reverb.datasets.steps.layout import EPISODE_RECORD, Layout, fill_structure
 from rlds2reverb.datasets.steps.step_columns import MemoryColumns
-from rlds2reverb.datasets.steps.stores import MANIFEST, build_store, cache_store, open_columns, verify_store
+from rlds2reverb.datasets.steps.stores import MANIFEST, build_store, make_store, open_columns, verify_store
 from rlds2reverb.errors import InvalidEpisodeError, Problem, ResourceInUseError, StorageFullError
 from rlds2reverb.system.file_lock import FileLock
 from rlds2reverb.system.sealed_files import save_json
@@ -283,9 +283,9 @@ def test_damaged_records_are_noticed_when_a_store_is_opened(tmp_path, data, kind
 def test_file_that_is_truncated_while_it_is_mapped_is_an_error(tmp_path, data, monkeypatch, name):
     monkeypatch.setattr(step_columns, "CHECK_SECS", 0)
     source = load(data / "formats/vd4rl/cartpole_swingup/64px")
-    path = cache_store(source, tmp_path)
+    path = make_store(source, tmp_path)
     (truncated,) = path.glob(f"part-0000/{name}" if name == "rows" else "part-0000/*-frames")
-    read = iter(batches(source, 2, cache_dir=tmp_path, prefetch=0))
+    read = iter(batches(source, 2, store_dir=tmp_path, prefetch=0))
     next(read)
     os.truncate(truncated, 1)
     with pytest.raises(CorruptFileError, match=f"{truncated.name} was truncated while it was read"):
@@ -293,7 +293,7 @@ def test_file_that_is_truncated_while_it_is_mapped_is_an_error(tmp_path, data, m
 
 
 def test_sizes_of_mapped_files_are_compared_at_intervals(tmp_path, data, monkeypatch):
-    columns = store.open_columns(cache_store(load(data / "d4rl/pendulum_mixed-v2.hdf5"), tmp_path))
+    columns = store.open_columns(make_store(load(data / "d4rl/pendulum_mixed-v2.hdf5"), tmp_path))
     times, sizes = iter([1.0, 1.04, 1.06]), []
     monkeypatch.setattr(step_columns, "time", SimpleNamespace(monotonic=lambda: next(times)))
     mapping = SimpleNamespace(size=lambda: sizes.append(1) or 1)
@@ -312,16 +312,16 @@ def test_waiting_for_a_store_is_said_once_and_can_be_interrupted(tmp_path, data,
             raise KeyboardInterrupt
 
     monkeypatch.setattr(store.time, "sleep", wait)
-    path = cache_store(source, tmp_path)
+    path = make_store(source, tmp_path)
     (path / MANIFEST).rename(path / "plan.json")
     with FileLock(path / ".lock", ""), pytest.raises(KeyboardInterrupt):
-        cache_store(source, tmp_path)
+        make_store(source, tmp_path)
     said = capsys.readouterr().err
     assert said == (
         f"waiting: the store {path} is in use by process {os.getpid()} on {socket.gethostname()}; wait until it is "
         "built, or stop this process\n"
     )
-    cache_store(source, tmp_path)
+    make_store(source, tmp_path)
     assert len(naps) == 3
 
 
@@ -366,7 +366,7 @@ def test_command_lists_and_prunes_stores(tmp_path, data, capsys):
         build_store(source, tmp_path / name, num_workers=0)
     (tmp_path / "incomplete" / MANIFEST).rename(tmp_path / "incomplete/plan.json")
     (tmp_path / "notes").mkdir()
-    assert run(["cache", str(tmp_path), "--verify", "--prune"]) == 0
+    assert run(["store", str(tmp_path), "--verify", "--prune"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["store", "complete", "incomplete"]
     assert lines[1].endswith("complete") and lines[2].endswith("deleted")
@@ -387,7 +387,7 @@ def test_prune_deletes_only_files_of_stores(tmp_path, data, capsys):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(text)
     save_json(tmp_path / "runs/plan.json", {"seed_0": {"source": "d.hdf5"}})  # As `train --seeds` does.
-    assert run(["cache", str(tmp_path), "--prune"]) == 0
+    assert run(["store", str(tmp_path), "--prune"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["store", "damaged", "incomplete"]
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert left == {*foreign, "runs/plan.json", "incomplete/part-0000/notes.txt"}
@@ -402,7 +402,7 @@ def test_building_reads_a_function_once_for_the_plan(tmp_path):
         reads.append(True)
         return iter(load(episodes).read())
 
-    cache_store(Source("mine", "memory", read), tmp_path)
+    make_store(Source("mine", "memory", read), tmp_path)
     assert len(reads) == 2  # For the plan, and for the store.
 
 

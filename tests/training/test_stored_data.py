@@ -47,7 +47,7 @@ def read_items(data):
 )
 def test_store_has_the_items_of_memory(tmp_path, data, path, algo, options):
     got, expected = (
-        open_data(str(data / path), TrainingConfig(algo, cache_dir=folder, **options))
+        open_data(str(data / path), TrainingConfig(algo, store_dir=folder, **options))
         for folder in (str(tmp_path), None)
     )
     assert_equal_nests(read_items(got), read_items(expected))
@@ -65,7 +65,7 @@ def test_stored_float64_is_cast_when_it_is_read(tmp_path):
     log = {"observations": {"x": place[:, None] / 3, "n": np.arange(4)}, "actions": place[:3, None] / 3}
     source = load([{**log, "rewards": np.array([1, 2, 3]), "terminated": True}])
     got, expected = (
-        open_data(source, TrainingConfig("td3", cache_dir=folder, clip_actions=True, action_bounds=(0, 0.5)))
+        open_data(source, TrainingConfig("td3", store_dir=folder, clip_actions=True, action_bounds=(0, 0.5)))
         for folder in (str(tmp_path), None)
     )
     assert got.time_step_spec == expected.time_step_spec and got.identity() == expected.identity()
@@ -79,7 +79,7 @@ def test_store_is_read_where_it_is(tmp_path, data):
     got = open_data(str(tmp_path / "store"), TrainingConfig("bc"))
     assert got.items.steps.layout.columns[5].pixels is not None and len(list(tmp_path.iterdir())) == 1
     assert_equal_nests(read_items(got), read_items(open_data(source, TrainingConfig("bc"))))
-    changed = TrainingConfig("bc", drop_fields=("observation/image",), cache_dir=str(tmp_path / "cache"))
+    changed = TrainingConfig("bc", drop_fields=("observation/image",), store_dir=str(tmp_path / "stores"))
     assert [*read_items(open_data(str(tmp_path / "store"), changed))["observation"]] == ["state"]
 
 
@@ -99,7 +99,7 @@ def test_encoded_images_are_decoded_for_each_batch(data):
 def test_fingerprint_of_images_is_that_of_their_files(tmp_path, data):
     path = data / "formats/rlds/a4/nested_cameras/1.0.0"
     plain = TrainingConfig("bc", **NUMBERS_ONLY)
-    stored = plain.replace(cache_dir=str(tmp_path))
+    stored = plain.replace(store_dir=str(tmp_path))
     both, twice = ({find_fingerprint(source, config) for config in (stored, plain)}
                    for source in (load(path), [path, path]))  # fmt: skip
     assert len(both) == len(twice) == 1 and both != twice
@@ -123,13 +123,13 @@ def test_data_that_do_not_fit_in_memory_are_stored(tmp_path, monkeypatch, data):
     got = open_data(str(data / "d4rl/hopper_medium-v2.hdf5"), TrainingConfig("iql"))
     folder = tmp_path / "rlds2reverb"
     assert got.notes[0] == (
-        f"the steps need about 683.5 kB of memory, of which 900.0 kB are free; they are stored in {folder} (cache_dir)"
+        f"the steps need about 683.5 kB of memory, of which 900.0 kB are free; they are stored in {folder} (store_dir)"
     )
     assert [path.name.rsplit("-", 1)[0] for path in folder.iterdir()] == ["hopper_medium-v2.hdf5"]
 
 
 def test_run_waits_for_the_store_that_another_one_builds(tmp_path, monkeypatch, data):
-    config = TrainingConfig("iql", cache_dir=str(tmp_path))
+    config = TrainingConfig("iql", store_dir=str(tmp_path))
     source = load(data / "d4rl/hopper_medium-v2.hdf5")
     opened, build = [], getattr(store, internals.BUILD)
 
@@ -149,16 +149,16 @@ def test_run_waits_for_the_store_that_another_one_builds(tmp_path, monkeypatch, 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_policies")
 def test_runs_share_a_store_and_learn_the_same(tmp_path, data):
-    path, cache = str(data / "d4rl/hopper_medium-v2.hdf5"), tmp_path / "cache"
+    path, stores = str(data / "d4rl/hopper_medium-v2.hdf5"), tmp_path / "stores"
     options = {"steps": 20, "env": None, "log_every": 10, "hyperparameters": {"hidden_sizes": (8,)}, "progress": False}
     train(path, "iql", tmp_path / "memory", **options)
-    train(path, "iql", tmp_path / "first", cache_dir=str(cache), **options)
-    (built,) = cache.iterdir()
+    train(path, "iql", tmp_path / "first", store_dir=str(stores), **options)
+    (built,) = stores.iterdir()
     before = (built / "store.json").stat().st_mtime_ns
     command = ["train", "--algo", "iql", "--data", path, "--run-dir", str(tmp_path / "second"), "--steps", "20"]
-    settings = ["--env", "none", "--log-every", "10", "--set", "hidden_sizes=(8,)", "--cache-dir", str(cache)]
+    settings = ["--env", "none", "--log-every", "10", "--set", "hidden_sizes=(8,)", "--store-dir", str(stores)]
     assert run([*command, *settings]) == 0
-    assert [*cache.iterdir()] == [built] and (built / "store.json").stat().st_mtime_ns == before
+    assert [*stores.iterdir()] == [built] and (built / "store.json").stat().st_mtime_ns == before
     losses = []
     for name in ("memory", "first", "second"):
         with (tmp_path / name / "progress.csv").open() as file:
@@ -166,11 +166,11 @@ def test_runs_share_a_store_and_learn_the_same(tmp_path, data):
     assert len(losses[0]) == 2 and losses[1] == losses[0] and losses[2] == losses[0]
 
 
-def test_cache_directory_that_is_a_file_is_reported(data, tmp_path, capsys):
+def test_store_directory_that_is_a_file_is_reported(data, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("")
     pendulum = data / "d4rl/pendulum_mixed-v2.hdf5"
-    with pytest.raises(ValueError, match="cache_dir must be a directory, but .*a.txt is a file"):
-        open_data(load(pendulum), TrainingConfig("bc", env=None, cache_dir=str(tmp_path / "a.txt")))
+    with pytest.raises(ValueError, match="store_dir must be a directory, but .*a.txt is a file"):
+        open_data(load(pendulum), TrainingConfig("bc", env=None, store_dir=str(tmp_path / "a.txt")))
     options = ["--algo", "bc", "--data", "missing.hdf5", "--run-dir", str(tmp_path / "run")]
-    assert run(["train", *options, "--cache-dir", str(tmp_path / "a.txt")]) == 1
-    assert f"--cache-dir: directory '{tmp_path}/a.txt' is a file" in capsys.readouterr().err
+    assert run(["train", *options, "--store-dir", str(tmp_path / "a.txt")]) == 1
+    assert f"--store-dir: directory '{tmp_path}/a.txt' is a file" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`rlds2reverb cache`: lists, verifies and prunes stores."""
+"""`rlds2reverb store`: lists, verifies and prunes stores."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .output import json_option, print_result
 @flag("--verify", help="Compare all files with their checksums.")
 @flag("--prune", help="Delete incomplete and damaged stores that no process is building.")
 @json_option
-def cache(directory: Path, verify: bool, prune: bool, as_json: bool) -> None:
-    """List the stores in a directory that was the --cache-dir of runs.
+def store(directory: Path, verify: bool, prune: bool, as_json: bool) -> None:
+    """List the stores in a directory that was the --store-dir of runs.
 
     \b
     Examples:
-      rlds2reverb cache cache
-      rlds2reverb cache cache --verify --prune
+      rlds2reverb store stores
+      rlds2reverb store stores --verify --prune
 
-    A store contains the steps of a dataset. Runs with the same --cache-dir build it once and share it. An incomplete
+    A store contains the steps of a dataset. Runs with the same --store-dir build it once and share it. An incomplete
     one is continued by the next run on its dataset.
     """
     stores = list_stores(directory, verify=verify)
