@@ -35,7 +35,7 @@ _ENCODINGS: dict[str, tuple[str, int]] = {
 
 @dataclass(frozen=True)
 class _Rule:
-    """Where a field comes from: `topic.path`, split at the first dot after the topic's name."""
+    """The origin of a field: `topic.path`, split at the first dot after the topic's name."""
 
     source: str
     max_age: float

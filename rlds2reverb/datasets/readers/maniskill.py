@@ -1,4 +1,4 @@
-"""ManiSkill: an HDF5 file with a group `traj_N` per trajectory, and a JSON file of the same name beside it.
+"""ManiSkill: an HDF5 file with a group `traj_N` per trajectory, and a JSON file of the same name next to it.
 
 Format: Tao et al. 2024, arXiv:2410.00425. A trajectory of `T` actions has `T + 1` observations. `terminated` is set
 whenever the task is solved or failed, also inside a trajectory that continues, so that its last row tells how the
@@ -60,7 +60,7 @@ def open_maniskill(path: Path) -> Source:
     sidecar = path.with_suffix(".json")
     stated = as_dict(read_json(sidecar)) if sidecar.is_file() else {}
     episodes = {f"traj_{facts['episode_id']}": facts for facts in stated.get("episodes", ()) if "episode_id" in facts}
-    warnings = [] if stated else [f"{path.name} has no {sidecar.name} beside it, which describes the environment"]
+    warnings = [] if stated else [f"{path.name} has no {sidecar.name} next to it, which describes the environment"]
     if _REWARDS not in members:
         warnings.append(f"{path.name} has no rewards, so that all are 0; use it for cloning")
 

@@ -19,7 +19,7 @@ def test_folder_is_read_in_the_order_of_numbers(tmp_path):
 
 
 @pytest.mark.parametrize("is_file", [False, True])
-def test_rows_equal_those_of_h5py(tmp_path, is_file):
+def test_rows_match_h5py(tmp_path, is_file):
     folder = write_aloha(tmp_path / "x", lengths=(4,))
     path = folder / "episode_0.hdf5"
     (episode,) = load(path if is_file else folder)

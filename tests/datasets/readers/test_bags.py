@@ -97,7 +97,7 @@ def test_bag_converts_to_lerobot_with_its_rate_and_joints(tmp_path):
     assert info["fps"] == 10 and info["features"]["observation.state"]["names"] == ["a", "b"]
 
 
-def test_topics_are_required_and_the_error_lists_those_of_the_bag(tmp_path):
+def test_missing_topics_raise_with_a_list_of_the_topics(tmp_path):
     path = write_bag(tmp_path / "bag")
     with pytest.raises(ArgumentError, match=r"topics must say.*/joint_states \(sensor_msgs/msg/JointState\), /label"):
         load(path)

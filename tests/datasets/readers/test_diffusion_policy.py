@@ -19,7 +19,7 @@ def zarr_format(request):
 
 
 @pytest.mark.parametrize("name", ["replay_buffer.zarr", "replay_buffer.zarr.zip"])
-def test_rows_equal_those_of_zarr(tmp_path, name, zarr_format):
+def test_rows_match_zarr(tmp_path, name, zarr_format):
     path = write_replay_buffer(tmp_path / name, zarr_format=zarr_format)
     source = load(path)
     root = zarr.open_group(zarr.storage.ZipStore(path, mode="r") if name.endswith(".zip") else str(path), mode="r")
@@ -91,7 +91,7 @@ def test_damaged_chunk_names_array_and_episode(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["compressor", "filters"])
-def test_pickled_chunks_are_refused(tmp_path, key):
+def test_pickled_chunks_raise(tmp_path, key):
     import json
 
     path = write_replay_buffer(tmp_path / "x.zarr")

@@ -11,7 +11,7 @@ from rlds2reverb import load
 from rlds2reverb.errors import SourceError
 
 
-def test_trajectories_are_in_the_order_of_their_numbers_and_end_as_their_last_rows_say(tmp_path):
+def test_trajectories_keep_the_order_of_their_numbers_and_end_by_their_last_rows(tmp_path):
     source = load(write_maniskill(tmp_path / "x.h5"))
     episodes = list(source)
     ends = [(episode.is_terminal, episode.unterminated, episode.num_transitions) for episode in episodes]
@@ -24,7 +24,7 @@ def test_trajectories_are_in_the_order_of_their_numbers_and_end_as_their_last_ro
     assert (source.unread, source.warnings, source.assumed_fields) == (("env_states",), (), ())
 
 
-def test_rows_equal_those_of_h5py(tmp_path):
+def test_rows_match_h5py(tmp_path):
     path = write_maniskill(tmp_path / "x.h5")
     with h5py.File(path) as file:
         for group, episode in zip((file[name] for name in ("traj_0", "traj_2", "traj_10")), load(path), strict=True):
@@ -43,7 +43,7 @@ def test_rows_equal_those_of_h5py(tmp_path):
 def test_missing_rewards_and_sidecar_are_reported(tmp_path):
     source = load(write_maniskill(tmp_path / "x.h5", has_rewards=False, has_sidecar=False, is_nested=False))
     assert source.warnings == (
-        "x.h5 has no x.json beside it, which describes the environment",
+        "x.h5 has no x.json next to it, which describes the environment",
         "x.h5 has no rewards, so that all are 0; use it for cloning",
     )
     assert source.assumed_fields == ("reward",) and source.env_spec is None
