@@ -524,7 +524,7 @@ def test_convert_to_a_server_exits_with_75_when_no_server_answers(data, capsys):
             ["convert", "HOPPER", "--out", "x", "--runner", "direct", "--verify"],
             "--verify cannot be combined with --ru",
         ),
-        (["convert", "HOPPER", "--out", "x", "--format", "rlds", "--verify"], "--verify requires --format reverb"),
+        (["convert", "HOPPER", "--out", "x", "--format", "rlds", "--shards", "2"], "--shards requires --format reverb"),
         (
             ["convert", "HOPPER", "--out", "x", "--format", "d4rl", "--runner", "direct"],
             "--runner requires --format reverb or rlds",
