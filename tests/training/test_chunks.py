@@ -109,7 +109,7 @@ def test_policy_executes_the_first_actions_of_each_chunk(chunk_policy, tmp_path,
     if is_saved:
         with pytest.raises(ValueError, match="agents with a chunk_length evaluate chunks"):
             policy.values([0.0], [0.0, 0.0])
-    with pytest.raises(NotImplementedError, match=r"action chunks .* do not support distribution\(\)"):
+    with pytest.raises(NotImplementedError, match=r"policies of chunks.* do not support distribution\(\)"):
         chunk_policy.distribution(tf.nest.map_structure(tf.constant, step), state)
 
 
