@@ -31,6 +31,7 @@ SPEED, RESULTS = ROOT / "docs/speed.csv", ROOT / "docs/results"
 TITLES = {
     **{"bc": "cloning", "bc_10": "cloning the best 10%", "bc_50": "cloning the best 50%", "td3_bc": "TD3+BC"},
     **{"rebrac": "ReBRAC", "cal_ql": "Cal-QL", "iql_3step": "IQL, three-step transitions"},
+    **{name: name for name in ("two cameras", "two cameras, two steps", "state alone")},
     **{"iql_prioritized": "IQL, prioritized by TD error", "iql_constant_rate": "IQL, constant learning rate"},
 }
 #: Files and agents of the table of results in the README.

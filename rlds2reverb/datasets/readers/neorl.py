@@ -1,7 +1,8 @@
 """NeoRL: complete transitions in an npz file, with the ends of the trajectories in `index`.
 
 Format: Qin et al. 2022, arXiv:2102.00714. In the file, `index` contains the row after each trajectory; NeoRL's reader
-inserts a leading 0. `done` is set in the last row of each trajectory, whether it was terminated or truncated.
+inserts a leading 0. `done` is set in the last row of each trajectory, whether it was terminated or truncated. NeoRL-2
+(Gao et al. 2025, arXiv:2503.19267) also has `truncated`, and `done` there tells terminal states.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .agreement import require_agreement
 from .columns import as_columns, as_flags
 
 _NAMES = {d4rl.OBSERVATIONS: "obs", d4rl.NEXT_OBSERVATIONS: "next_obs", d4rl.ACTIONS: "action", d4rl.REWARDS: "reward"}
-_DONE, _INDEX = "done", "index"
+_DONE, _INDEX, _TRUNCATED = "done", "index", "truncated"
 
 
 def open_neorl(path: Path, *, max_episode_steps: int | None = None) -> Source:
@@ -54,12 +55,12 @@ def _open_rows(name: str, open_columns: Any, max_episode_steps: int | None) -> S
     if max_episode_steps is not None:
         require_count("max_episode_steps", max_episode_steps, 1)
     with open_columns() as columns:
-        required = (*_NAMES.values(), _DONE, _INDEX)
+        required = (*_NAMES.values(), _DONE, _TRUNCATED if _TRUNCATED in columns else _INDEX)
         for key in required:
             if key not in columns:
                 raise SourceError(f"{name} has no '{key}'; NeoRL data have {', '.join(required)}")
         flags, warnings = _find_ends(name, columns, max_episode_steps)
-        unread = tuple(sorted({*columns} - {*required}))
+        unread = tuple(sorted({*columns} - {*required, _INDEX}))
 
     @contextlib.contextmanager
     def open_rows() -> Iterator[d4rl.TransitionRows]:
@@ -75,7 +76,13 @@ def _find_ends(
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """Returns D4RL's flags of all rows, and what was assumed about them."""
     done = as_flags(as_columns(columns[_DONE][:], f"{name}: '{_DONE}'"), f"{name}: {_DONE}")
-    index = as_columns(columns[_INDEX][:], f"{name}: '{_INDEX}'").reshape(-1)
+    truncated = None
+    if _TRUNCATED in columns:
+        truncated = as_flags(as_columns(columns[_TRUNCATED][:], f"{name}: '{_TRUNCATED}'"), f"{name}: {_TRUNCATED}")
+    if truncated is not None and _INDEX not in columns:
+        index = np.union1d(np.flatnonzero(done | truncated) + 1, [len(done)])
+    else:
+        index = as_columns(columns[_INDEX][:], f"{name}: '{_INDEX}'").reshape(-1)
     ends = index[index != 0]
     if len(ends) < len(index) and (not len(ends) or ends[-1] != len(done)):
         ends = np.append(ends, len(done))  # Beginnings, as NeoRL's reader returns them.
@@ -89,9 +96,12 @@ def _find_ends(
     is_last = np.isin(np.arange(len(done)), last)
     stated = {_DONE: done & ~is_last, "inside the trajectories of index, it must be": False}
     require_agreement(name, {_DONE: stated})
+    if truncated is not None:
+        rule = "inside the trajectories of index, it must be"
+        require_agreement(name, {_TRUNCATED: {_TRUNCATED: truncated & ~is_last, rule: False}})
     is_terminal = done[last]
     warnings: tuple[str, ...] = ()
-    if is_terminal.all():
+    if truncated is None and is_terminal.all():
         is_longest = lengths == lengths.max()
         if max_episode_steps is not None:
             is_terminal = lengths < max_episode_steps

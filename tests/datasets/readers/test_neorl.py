@@ -54,6 +54,16 @@ def test_time_limit_decides_which_ends_are_truncated():
     assert read_ends(load(ROWS, max_episode_steps=4)) == [(3, True), (1, True), (2, True)]
 
 
+@pytest.mark.parametrize("index", [{}, {"index": [0, 3, 4]}])
+def test_files_of_neorl_2_tell_terminal_states_from_time_limits(index):
+    rows = {name: column for name, column in ROWS.items() if name != "index"}
+    done, truncated = np.array([[0, 0, 1, 0, 0, 0], [0, 0, 0, 1, 0, 0]])[..., None]
+    source = load({**rows, "done": done, "truncated": truncated, **index})
+    assert read_ends(source) == [(3, True), (1, False), (2, False)] and not source.warnings and not source.unread
+    with pytest.raises(SourceError, match="truncated"):
+        load({**rows, "done": done, "truncated": truncated, "index": [3, 6]}).count()
+
+
 @pytest.mark.parametrize(
     ("index", "ends"), [([2, 4, 6], [(2, False)] * 3), ([2, 3, 5, 6], [(2, False), (1, True)] * 2), ([6], [(6, False)])]
 )
