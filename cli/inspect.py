@@ -126,7 +126,7 @@ def inspect(
             report = report_statistics(statistics, report_path, **scores)
         _print_report(report, report_path, as_json=as_json)
         return OK
-    unreadable = [problem for problem in statistics.problems if problem.field == FILES]
+    unreadable = [error for error in statistics.errors if error.field == FILES]
     if statistics.error or (unreadable and not statistics.parts.counts["episodes"]):
         raise statistics.error or SourceError(unreadable[0].message)
     summary, findings = statistics.parts.finish(source, **scores), statistics.findings

@@ -55,15 +55,15 @@ class _Result:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The numbers of episodes, steps, unterminated episodes, and problems."""
-        parts, found = self._parts, 0 if self.statistics is None else self.statistics.num_problems
+        """The numbers of episodes, steps, unterminated episodes, and errors."""
+        parts, found = self._parts, 0 if self.statistics is None else self.statistics.num_errors
         counts = {name: parts.counts[name] for name in ("episodes", "steps", "unterminated")}
-        return {**counts, **vars(parts.left_out), "num_problems": found + bool(self.source_error)}
+        return {**counts, **vars(parts.left_out), "num_errors": found + bool(self.source_error)}
 
     @property
-    def problems(self) -> list[Problem]:
-        """The first problems."""
-        return [] if self.statistics is None else self.statistics.problems
+    def errors(self) -> list[Problem]:
+        """The first errors."""
+        return [] if self.statistics is None else self.statistics.errors
 
     @property
     def findings(self) -> list[Finding]:
@@ -91,14 +91,12 @@ class _Result:
 @click.argument("source", metavar="SRC")
 @reading_options
 @transform_options
-@option(
-    "--max-problems", default=20, type=at_least_0, help="Maximum number of problems to list; all of them are counted."
-)
+@option("--max-errors", default=20, type=at_least_0, help="Maximum number of errors to list; all of them are counted.")
 @option(
     "--fail-on",
     type=click.Choice([*reversed(SEVERITIES), _NEVER]),
     default="error",
-    help="Least severity of findings for the exit code 2, which problems always have.",
+    help="Least severity of findings for the exit code 2, which errors in episodes always have.",
 )
 @report_option
 @option(
@@ -112,13 +110,13 @@ class _Result:
 @json_option
 def validate(
     as_json: bool,
-    max_problems: int,
+    max_errors: int,
     fail_on: str,
     report_path: Path | None,
     fix_path: Path | None,
     **options: Any,
 ) -> int:
-    """Check every episode of a dataset, and list problems and findings.
+    """Check every episode of a dataset, and list errors and findings.
 
     \b
     Examples:
@@ -129,19 +127,19 @@ def validate(
       rlds2reverb validate lerobot/pusher --fix lerobot/pusher_fixed
       rlds2reverb validate hopper/
 
-    Each problem names its episode, step and field. Findings are valid data that are probably mistakes, such as frozen
+    Each error names its episode, step and field. Findings are valid data that are probably mistakes, such as frozen
     cameras or episodes in other units, with the first place and what to do; docs/findings.md lists all checks. Warnings
     concern the dataset as a whole. Notes report valid data that conversion loses, such as transitions without a next
     observation. If SRC is a directory that convert --out wrote, its files are compared with their checksums instead.
 
-    The exit code is 2 if there is a problem, or a finding of --fail-on or above, else 0.
+    The exit code is 2 if there is an error, or a finding of --fail-on or above, else 0.
     """
     if is_table_directory(options["source"]):
         require_unused({"fail_on", "report_path", "fix_path"}, "requires a dataset, not a converted directory")
         return _validate_directory(options["source"], as_json=as_json)
     repairs = None if fix_path is None else _repair(options, fix_path)
     options["source"] = str(fix_path) if repairs else options["source"]
-    result = _check(options, max_problems, has_sample=report_path is not None)
+    result = _check(options, max_errors, has_sample=report_path is not None)
     result.repairs = repairs
     severities = () if fail_on == _NEVER else SEVERITIES[SEVERITIES.index(fail_on) :]
     is_failed = any(finding.severity in severities for finding in result.findings)
@@ -153,7 +151,7 @@ def validate(
         _print(options["source"], result, is_failed=is_failed)
         if report_path is not None:
             print(output.escape_controls(f"\nwrote {report_path} ({format_bytes(report_path.stat().st_size)})"))
-    return INVALID_DATA if result.counts["num_problems"] or is_failed else OK
+    return INVALID_DATA if result.counts["num_errors"] or is_failed else OK
 
 
 def _repair(options: dict[str, Any], path: Path) -> list[str]:
@@ -179,14 +177,14 @@ def _write_report(result: _Result, path: Path) -> None:
         report_statistics(result.statistics, path)
 
 
-def _check(options: dict[str, Any], max_problems: int, *, has_sample: bool) -> _Result:
+def _check(options: dict[str, Any], max_errors: int, *, has_sample: bool) -> _Result:
     result = _Result()
     try:
         opened = open_source(options)
         result.warnings = opened.warnings
         source, fitted = apply_transforms(opened, make_transforms(options))
         result.transform_notes = tuple(fitted.get("notes", ()))
-        result.statistics = DatasetStatistics(source, max_problems=max_problems, has_sample=has_sample)
+        result.statistics = DatasetStatistics(source, max_errors=max_errors, has_sample=has_sample)
         with output.StepProgress(source) as progress:
             result.statistics.read(progress, "check")
         if result.statistics.error:
@@ -203,10 +201,10 @@ def _print_json(source: str, result: _Result, *, is_failed: bool) -> None:
     output.print_json(
         {
             "source": source,
-            "valid": not counts["num_problems"],
-            "failed": bool(counts["num_problems"]) or is_failed,
+            "valid": not counts["num_errors"],
+            "failed": bool(counts["num_errors"]) or is_failed,
             **counts,
-            "problems": [asdict(problem) for problem in result.problems],
+            "errors": [asdict(error) for error in result.errors],
             "findings": [asdict(finding) for finding in result.findings],
             "warnings": list(result.warnings),
             "notes": result.notes,
@@ -221,22 +219,23 @@ def _print(source: str, result: _Result, *, is_failed: bool) -> None:
         print(output.escape_controls(f"repaired: {repair}"))
     if result.repairs == []:
         print("repaired: nothing, so that no copy was written")
-    for problem in result.problems:
-        print(output.name_options(f"problem: {problem}"))
-    num_problems = result.counts["num_problems"]
-    num_others = num_problems - len(result.problems) - bool(result.source_error)
+    for error in result.errors:
+        print(output.name_options(f"error: {error}"))
+    num_errors = result.counts["num_errors"]
+    num_others = num_errors - len(result.errors) - bool(result.source_error)
     if num_others:
-        print(f"... and {num_others:,} more (see --max-problems)")
+        print(f"... and {num_others:,} more (see --max-errors)")
     if result.source_error:
         output.fail(result.source_error)
     notes = result.notes
     for note in notes:
         output.note(note)
-    counts = {"episode": result.counts["episodes"], "step": result.counts["steps"], "problem": num_problems}
+    all_errors = num_errors + sum(finding.severity == "error" for finding in result.findings)
+    counts = {"episode": result.counts["episodes"], "step": result.counts["steps"], "error": all_errors}
     optional = {"warning": len(result.warnings), "note": len(notes)}
     counts.update({noun: number for noun, number in optional.items() if number})
     failed = "FAILED" if is_failed else ""
-    verdict = "INVALID" if num_problems else failed or ("valid, with notes" if notes else "valid")
+    verdict = "INVALID" if num_errors else failed or ("valid, with notes" if notes else "valid")
     print(f"{source}: {verdict} ({', '.join(output.count(number, noun) for noun, number in counts.items())})")
     if result.findings:
         _print_findings(result.findings)

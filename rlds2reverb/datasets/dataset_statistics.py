@@ -1,4 +1,4 @@
-"""All statistics of a dataset from one pass: its summary, problems, findings, and a random sample of its steps."""
+"""All statistics of a dataset from one pass: its summary, errors, findings, and a random sample of its steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .step_sample import StepSampler
 from .summary import SummaryParts
 from .valid_episodes import read_readable
 
-_MAX_PROBLEMS = 50
+_MAX_ERRORS = 50
 
 
 class DatasetStatistics:
@@ -25,34 +25,34 @@ class DatasetStatistics:
     Attributes:
       source: the dataset.
       parts: the summary of its episodes.
-      problems: the first problems found.
-      num_problems: number of problems found.
+      errors: the first errors found.
+      num_errors: number of errors found.
       num_unreadable: number of episodes among them that cannot be read.
-      invalid: positions of the first episodes with problems.
+      invalid: positions of the first episodes with errors.
       error: the error at which the dataset could not be read any further, or None.
       sampler: the random sample of steps; None if it was not requested.
     """
 
-    def __init__(self, source: Source, *, max_problems: int = _MAX_PROBLEMS, has_sample: bool = False):
+    def __init__(self, source: Source, *, max_errors: int = _MAX_ERRORS, has_sample: bool = False):
         """Starts without episodes.
 
         Args:
           source: the dataset.
-          max_problems: maximum number of problems to keep.
+          max_errors: maximum number of errors to keep.
           has_sample: whether steps are sampled.
         """
         self.source, self.parts = source, SummaryParts()
-        self.problems: list[Problem] = []
-        self.num_problems, self.num_unreadable, self.invalid = 0, 0, list[int]()
+        self.errors: list[Problem] = []
+        self.num_errors, self.num_unreadable, self.invalid = 0, 0, list[int]()
         self.error: SourceError | None = None
         self.sampler = StepSampler() if has_sample else None
-        self._max_problems, self._checks = max_problems, DatasetChecks(source)
+        self._max_errors, self._checks = max_errors, DatasetChecks(source)
         self._step_spec: Nest = None
 
     def read(self, progress: ProgressCallback, stage: str) -> None:
         """Reads the dataset to its end, and shows each episode as a part of a stage.
 
-        An episode that cannot be read is a problem; in a source that can only be read from the first episode, it is the
+        An episode that cannot be read is an error; in a source that can only be read from the first episode, it is the
         error at which reading ends.
         """
         errors: list[SourceError] = []
@@ -80,13 +80,13 @@ class DatasetStatistics:
         return self._checks.finish()
 
     def _add_unreadable(self, problem: Problem) -> None:
-        self.num_problems, self.num_unreadable = self.num_problems + 1, self.num_unreadable + 1
-        self.problems += [problem][: max(0, self._max_problems - len(self.problems))]
+        self.num_errors, self.num_unreadable = self.num_errors + 1, self.num_unreadable + 1
+        self.errors += [problem][: max(0, self._max_errors - len(self.errors))]
 
     def _find_problems(self, batch: EpisodeBatch, position: int) -> None:
         for number, episode in enumerate(batch.episodes, position):
             if found := find_problems(episode, self._step_spec):
-                self.problems += found[: max(0, self._max_problems - len(self.problems))]
-                self.num_problems += len(found)
-                if len(self.invalid) < _MAX_PROBLEMS:
+                self.errors += found[: max(0, self._max_errors - len(self.errors))]
+                self.num_errors += len(found)
+                if len(self.invalid) < _MAX_ERRORS:
                     self.invalid.append(number)

@@ -197,23 +197,23 @@ def test_datasets_are_downloaded_only_with_the_option(data, capsys, tmp_path, mo
         (  # Values in last steps.
             "rlds/ok_control",
             ("--load", "last_step=boundary"),
-            "valid, with notes (3 episodes, 12 steps, 0 problems, 1 note)",
+            "valid, with notes (3 episodes, 12 steps, 0 errors, 1 note)",
         ),
     ],
 )
 def test_validate_accepts_valid_data(data, capsys, name, options, expected):
     code, out, err = call(capsys, "validate", data / "malformed" / name, *options)
-    assert (code, err) == (0, "") and expected in out and "0 problems" in out
+    assert (code, err) == (0, "") and expected in out and "0 errors" in out
 
 
-def test_validate_lists_problems_and_exits_with_2(data, capsys):
+def test_validate_lists_errors_and_exits_with_2(data, capsys):
     path = data / "malformed/hdf5/nan_reward.hdf5"
     code, out, _ = call(capsys, "validate", path)
     assert code == 2 and "step['reward'] holds NaN. (episode 1, step 14, field reward)" in out and "INVALID" in out
     code, out, _ = call(capsys, "validate", path, "--json")
     result = json.loads(out)
-    assert code == 2 and not result["valid"] and result["num_problems"] == 1
-    assert result["problems"] == [{"episode": 1, "step": 14, "field": "reward", "message": "step['reward'] holds NaN."}]
+    assert code == 2 and not result["valid"] and result["num_errors"] == 1
+    assert result["errors"] == [{"episode": 1, "step": 14, "field": "reward", "message": "step['reward'] holds NaN."}]
 
 
 def test_validate_reports_warnings_of_the_source(data, capsys):
@@ -242,14 +242,14 @@ def test_validate_notes_an_episode_without_an_end(data, capsys):
     path = data / "malformed/hdf5/unclosed_tail.hdf5"
     code, out, _ = call(capsys, "validate", path)
     assert code == 0 and "note: 1 episode ends without a terminal or a timeout; treated as truncated" in out
-    assert "valid, with notes (4 episodes, 56 steps, 0 problems, 1 note)" in out
+    assert "valid, with notes (4 episodes, 56 steps, 0 errors, 1 note)" in out
     assert json.loads(call(capsys, "validate", path, "--json")[1])["unterminated"] == 1
 
 
 def test_validate_notes_few_discontinuities_and_rejects_many(capsys, rows_file):
     path = rows_file(jump_at=[149, 224])
     code, out, err = call(capsys, "validate", path)
-    assert (code, err) == (0, "") and "valid, with notes (4 episodes, 404 steps, 0 problems, 1 note)" in out
+    assert (code, err) == (0, "") and "valid, with notes (4 episodes, 404 steps, 0 errors, 1 note)" in out
     assert out.startswith(
         "note: next_observations differs from the observation of the next row in 2 rows inside episodes"
     )
@@ -258,10 +258,10 @@ def test_validate_notes_few_discontinuities_and_rejects_many(capsys, rows_file):
     assert result["valid"] and (result["discontinuities"], result["dropped_last_transition"]) == (2, 0)
     assert len(result["notes"]) == 1
     code, out, _ = call(capsys, "validate", path, "--load", "split_at_discontinuity")
-    assert code == 0 and "valid (6 episodes, 406 steps, 0 problems)\n" in out
+    assert code == 0 and "valid (6 episodes, 406 steps, 0 errors)\n" in out
     code, out, err = call(capsys, "validate", rows_file(jump_at=range(0, 55, 5)))
     assert code == 2 and "more than 1% of the rows" in err and "first in row 0 (episode 0)" in err
-    assert "INVALID" in out and "1 problem" in out
+    assert "INVALID" in out and "1 error" in out
 
 
 def test_shuffled_rows_are_read_with_independent_rows(capsys, rows_file, tmp_path):
@@ -269,7 +269,7 @@ def test_shuffled_rows_are_read_with_independent_rows(capsys, rows_file, tmp_pat
     code, out, err = call(capsys, "validate", path)
     assert code == 2 and "shuffled or relabelled" in err and "INVALID" in out
     code, out, _ = call(capsys, "validate", path, "--load", "independent_rows")
-    assert code == 0 and "valid (400 episodes, 800 steps, 0 problems)\n" in out
+    assert code == 0 and "valid (400 episodes, 800 steps, 0 errors)\n" in out
     code, out, err = call(capsys, "convert", path, "--load", "independent_rows", "--out", tmp_path / "out")
     assert (code, err) == (0, "") and "400 in each table" in out
     options = ("--load", "independent_rows", "--load", "max_episode_steps=3")
@@ -280,16 +280,16 @@ def test_shuffled_rows_are_read_with_independent_rows(capsys, rows_file, tmp_pat
     )
 
 
-def test_validate_lists_at_most_max_problems(data, capsys):
+def test_validate_lists_at_most_max_errors(data, capsys):
     path = data / "rlds_prepared/robomimic_ph/lift_ph_low_dim/1.0.1"
-    code, out, _ = call(capsys, "validate", path, "--max-problems", 1)
-    assert code == 2 and len(out.splitlines()) == 3 and "more (see --max-problems)" in out
+    code, out, _ = call(capsys, "validate", path, "--max-errors", 1)
+    assert code == 2 and len(out.splitlines()) == 3 and "more (see --max-errors)" in out
 
 
 def test_validate_lists_findings_and_fails_on_their_severity(capsys, rows_file):
     path = rows_file()
     code, out, err = call(capsys, "validate", path)
-    assert (code, err) == (0, "") and "0 problems)" in out
+    assert (code, err) == (0, "") and "0 errors)" in out
     assert re.search(r"\nwarning +zero-variance-dimension +1 +4 +episode 0, step 0\n", out)
     assert "observation: element 2 of 3 never change;" in out
     code, out, _ = call(capsys, "validate", path, "--json", "--fail-on", "warning")
@@ -388,7 +388,7 @@ def test_convert_prints_notes_and_changes_once(capsys, rows_file, tmp_path):
     ):
         assert out.count(sentence) == 1
     code, out, _ = call(capsys, "validate", path, *options)
-    assert code == 0 and "note: step['observation'] is constant at [2]" in out and "0 problems, 2 notes)" in out
+    assert code == 0 and "note: step['observation'] is constant at [2]" in out and "0 errors, 2 notes)" in out
 
 
 def test_convert_prints_a_warning_of_the_source_once(data, capsys, tmp_path):

@@ -84,8 +84,8 @@ def test_other_episodes_are_read_in_any_part(path):
 def test_validate_and_inspect_continue_and_count(path, capsys):
     assert run(["validate", str(path), "--json"]) == 2
     result = json.loads(capsys.readouterr().out)
-    assert (result["episodes"], result["num_problems"]) == (3, 3)
-    assert sorted(problem["episode"] for problem in result["problems"]) == [1, 3, 4]
+    assert (result["episodes"], result["num_errors"]) == (3, 3)
+    assert sorted(error["episode"] for error in result["errors"]) == [1, 3, 4]
     assert result["source_error"] is None
     assert (
         "2 episodes cannot be read, and are not checked; convert and train leave them out with" in result["notes"][-1]

@@ -55,7 +55,7 @@ def test_texts_with_close_numbers_and_different_durations_agree(stored, new):
     ("stored", "new"),
     [
         ("return -515.2", "return -523.0"),
-        ("0 problems", "1 problems"),
+        ("0 errors", "1 errors"),
         ("valid", "INVALID"),
         ("1 2", "1 2 3"),
         ("nan", "0"),

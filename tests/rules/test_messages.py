@@ -99,7 +99,7 @@ MISTAKES = [
         r"limit or split the episodes \(--load max_episode_steps or --load split_at_discontinuity\)$",
     ),
     ("validate localhost:8000", 1, "SRC must be a dataset, got the server"),
-    ("validate HOPPER --max-problems -1", 1, "--max-problems must be an integer >= 0"),
+    ("validate HOPPER --max-errors -1", 1, "--max-errors must be an integer >= 0"),
     ("inspect nofile.hdf5", 1, "there is no file 'nofile.hdf5'"),
     ("inspect HOPPER --report page.txt", 1, "--report: the file must end with .html or .htm, got 'page.txt'"),
     ("inspect HOPPER --report nofolder/page.html", 1, "--report: the directory 'nofolder' does not exist"),

@@ -1,4 +1,4 @@
-"""The page on a dataset: its summary, problems, findings, returns, lengths, ends, marginals, states and episodes."""
+"""The page on a dataset: its summary, errors, findings, returns, lengths, ends, marginals, states and episodes."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Maximum number of figures of findings, of which those of the same episode and step share one; number of steps shown
-#: around the place; and maximum numbers of episodes shown, and of those with problems among them.
+#: around the place; and maximum numbers of episodes shown, and of invalid ones among them.
 MAX_FIGURES, _NUM_STEPS, _MAX_EPISODES, _MAX_INVALID = 12, 10, 6, 2
-_VALID = "No problems, warnings or notes: flags, discounts, shapes and numbers of all episodes are valid."
+_VALID = "No errors, warnings or notes: flags, discounts, shapes and numbers of all episodes are valid."
 
 
 def report_source(
@@ -130,7 +130,7 @@ def select_episodes(statistics: DatasetStatistics) -> dict[int, str]:
     returns, lengths = statistics.parts.returns, statistics.parts.lengths
     usable = np.flatnonzero(statistics.parts.ends != "empty")
     invalid = [position for position in statistics.invalid if position in usable]
-    reasons = dict.fromkeys(invalid[:_MAX_INVALID], "has problems")
+    reasons = dict.fromkeys(invalid[:_MAX_INVALID], "invalid")
     ranked = usable[np.isfinite(returns[usable])]
     ranked = ranked[np.argsort(returns[ranked], kind="stable")]
     if len(ranked):
@@ -179,11 +179,11 @@ def _add_summary(page: Page, summary: Summary) -> None:
 
 
 def _add_validation(page: Page, summary: Summary, statistics: DatasetStatistics) -> None:
-    error, problems = statistics.error, statistics.problems
-    found = [("problem", f"the dataset could not be read any further: {error}")] if error else []
-    found += [("problem", str(problem)) for problem in problems]
-    if hidden := statistics.num_problems - len(problems):
-        found.append(("problem", f"and {hidden:,} more; rlds2reverb validate lists them"))
+    failure, errors = statistics.error, statistics.errors
+    found = [("error", f"the dataset could not be read any further: {failure}")] if failure else []
+    found += [("error", str(error)) for error in errors]
+    if hidden := statistics.num_errors - len(errors):
+        found.append(("error", f"and {hidden:,} more; rlds2reverb validate lists them"))
     found += [("warning", sentence) for sentence in summary.warnings]
     found += [("note", sentence) for sentence in describe_unterminated(summary.unterminated)]
     page.add_section("Validation")

@@ -94,7 +94,7 @@ class Page:
         self._add(f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>')
 
     def add_findings(self, findings: Sequence[tuple[str, str]], otherwise: str = "") -> None:
-        """Adds a list of (kind, sentence), where a kind is 'problem', 'warning', 'note' or the like.
+        """Adds a list of (kind, sentence), where a kind is 'error', 'warning', 'note' or the like.
 
         Args:
           findings: the list.
@@ -104,7 +104,7 @@ class Page:
             self.add_text(otherwise)
             return
         items = (
-            f'<li class="{"problem" if kind == "problem" else "note"}"><b>{escape(kind)}</b>{escape(sentence)}</li>'
+            f'<li class="{"error" if kind == "error" else "note"}"><b>{escape(kind)}</b>{escape(sentence)}</li>'
             for kind, sentence in findings
         )
         self._add(f'<ul class="findings">{"".join(items)}</ul>')

@@ -157,7 +157,7 @@ def _add_findings(page: Page, runs: Sequence[Run], groups: dict[str, list[Run]])
     ]
     findings = [found for found in compared if found[0] != AGREES]
     findings += [
-        ("problem", f"{run.path} stopped with an error; see {run.path / 'exception.txt'}")
+        ("error", f"{run.path} stopped with an error; see {run.path / 'exception.txt'}")
         for run in runs
         if (run.path / "exception.txt").is_file()
     ]
@@ -180,7 +180,7 @@ def compare_q_values(run: Run) -> tuple[str, str] | None:
     Q-values of scaled rewards are divided by the scale.
 
     Returns:
-      A kind of finding and a sentence. The Q-values have diverged (a 'problem') if they are larger than any return of
+      A kind of finding and a sentence. The Q-values have diverged (an 'error') if they are larger than any return of
       the data or the policy can explain; they are a 'warning' if they are more than three times the achieved returns or
       of the other sign, a 'note' if they are less than a third of them, as at the start of training, and otherwise
       'good'. None if the run has logged no Q-values or no discounted returns, or if it shifts rewards.
@@ -195,7 +195,7 @@ def compare_q_values(run: Run) -> tuple[str, str] | None:
     advice = "use an algorithm that stays closer to the data, or data that cover more actions"
     largest = float(np.abs([*achieved, run.behaviour_return or 0.0]).max())
     if abs(value) > _MAX_RATIO * max(largest, 1e-9):
-        return "problem", f"the Q-values have diverged: {compared}; {advice}"
+        return "error", f"the Q-values have diverged: {compared}; {advice}"
     if abs(value) * _MAX_RATIO < abs(last):
         advice = "a critic starts near 0, so train for longer"
         return "note", f"the Q-values are not near the achieved discounted returns: {compared}; {advice}"

@@ -97,7 +97,7 @@ class WriteReport:
         if self.skipped_episodes:
             facts.append(("skipped", f"{self.skipped_episodes:,} invalid episodes"))
         if count := self.kept_problems:
-            facts.append(("note", f"{count:,} problem{'s' * (count != 1)} in episodes that were written anyway"))
+            facts.append(("note", f"{count:,} error{'s' * (count != 1)} in episodes that were written anyway"))
         facts += [("verified", self.verified)] * bool(self.verified)
         facts += [("size", format_bytes(self.size_bytes)), *(("note", sentence) for sentence in self.notes)]
         return [*facts, *(("warning", sentence) for sentence in self.warnings)]

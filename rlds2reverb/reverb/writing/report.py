@@ -140,12 +140,12 @@ class IngestReport(LeftOut):
             (self.unterminated, "episode", "without an end in the data; written as truncated"),
             (self.episodes_too_short, "episode", "too short for an item"),
             (self.skipped_episodes, "invalid episode", "skipped"),
-            (self.kept_problems, "problem", "in episodes that were written anyway"),
+            (self.kept_problems, "error", "in episodes that were written anyway"),
         ]
         facts += [("note", f"{count:,} {noun}{'s' * (count != 1)} {text}") for count, noun, text in counts if count]
         facts += [("note", sentence) for sentence in self.notes]
         facts += [("warning", sentence) for sentence in self.warnings]
-        return facts + [("problem", str(problem)) for problem in self.problems[:5]]
+        return facts + [("error", str(problem)) for problem in self.problems[:5]]
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the report as plain dicts, for JSON."""

@@ -76,11 +76,11 @@ def test_episodes_with_the_best_the_median_and_the_lowest_return_come_first(figu
     assert list(read_lines(rewards)[0][1]) == [8, 0]
 
 
-def test_report_lists_problems_and_shows_the_invalid_episode_first(figures):
+def test_report_lists_errors_and_shows_the_invalid_episode_first(figures):
     page = report_source([make_log(1, 2), make_log(np.nan, 2)]).html
-    assert read_findings(page) == [("problem", "step['reward'] holds NaN. (episode 1, step 0, field reward)")]
+    assert read_findings(page) == [("error", "step['reward'] holds NaN. (episode 1, step 0, field reward)")]
     headings = [heading for heading in figures if heading.startswith("Episode ")]
-    assert headings[0] == "Episode 1: has problems, truncated" and "Return nan, 2 transitions." in page
+    assert headings[0] == "Episode 1: invalid, truncated" and "Return nan, 2 transitions." in page
 
 
 def test_report_shows_the_readable_part_of_a_damaged_dataset(figures):
@@ -90,7 +90,7 @@ def test_report_shows_the_readable_part_of_a_damaged_dataset(figures):
 
     page = report_source(make_logs).html
     ((kind, sentence),) = read_findings(page)
-    assert kind == "problem" and sentence.startswith("the dataset could not be read any further: ")
+    assert kind == "error" and sentence.startswith("the dataset could not be read any further: ")
     assert read_bars(figures["Lengths"].axes[0])[0] == [2]
 
 
@@ -182,7 +182,7 @@ def test_select_episodes_skips_empty_ones():
     assert select_episodes(statistics) == {1: "best return"}
 
 
-def test_selected_episodes_are_the_extremes_and_the_first_with_problems():
+def test_selected_episodes_are_the_extremes_and_the_first_invalid_ones():
     statistics = DatasetStatistics(load([make_log(1)]))
     pairs = [(5.0, 3), (1.0, 4), (2.0, 9), (9.0, 5), (None, 0), (3.0, 1), (float("nan"), 6), (4.0, 7)]
     statistics.parts.episodes += [
@@ -192,8 +192,8 @@ def test_selected_episodes_are_the_extremes_and_the_first_with_problems():
     extremes = {3: "best return", 5: "median return", 1: "lowest return", 2: "longest"}
     assert select_episodes(statistics) == extremes
     statistics.invalid += [4, 7, 6, 0]
-    problems = {7: "has problems", 6: "has problems"}
-    assert [*select_episodes(statistics).items()] == [*{**problems, **extremes}.items()]
+    invalid = {7: "invalid", 6: "invalid"}
+    assert [*select_episodes(statistics).items()] == [*{**invalid, **extremes}.items()]
     statistics.invalid.clear()
     statistics.parts.episodes.append(EpisodeSummary(8, b"", 4.5, 0, "truncated"))
     assert list(select_episodes(statistics).items())[3:] == [(2, "longest"), (8, "shortest")]

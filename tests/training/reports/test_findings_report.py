@@ -61,7 +61,7 @@ def test_report_lists_findings_with_figures_of_their_first_place(tmp_path, monke
 def test_report_without_findings_says_so():
     source = make_source()
     html = report_source(source).html
-    assert "No problems, warnings or notes: flags" in html and "No findings: no check found a mistake." in html
+    assert "No errors, warnings or notes: flags" in html and "No findings: no check found a mistake." in html
 
 
 def test_figure_shows_ten_images_around_the_step_and_marks_it():

@@ -15,7 +15,7 @@ def make_page():
     page.add_section(HOSTILE, HOSTILE)
     page.add_facts([(HOSTILE, HOSTILE)])
     page.add_table([HOSTILE], [[HOSTILE]])
-    page.add_findings([("problem", HOSTILE), (HOSTILE, "note")])
+    page.add_findings([("error", HOSTILE), (HOSTILE, "note")])
     figure = make_figure(4, 2)
     figure.add_subplot().set_title(escape_label(HOSTILE))
     page.add_figure(HOSTILE, figure, caption=HOSTILE)

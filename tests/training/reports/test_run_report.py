@@ -43,7 +43,7 @@ def test_diverged_q_values_are_a_finding_and_change_the_axis(tmp_path, figures):
     page = report_runs(path).html
     ((kind, sentence),) = read_findings(page)
     assert "of the magnitude of the achieved" not in page
-    assert kind == "problem" and sentence.startswith("td3: the Q-values have diverged: -1e+07 after 3,000 updates")
+    assert kind == "error" and sentence.startswith("td3: the Q-values have diverged: -1e+07 after 3,000 updates")
     (axes,) = figures["td3"].axes
     assert list(read_lines(axes)[0][1]) == [10, 10_000, -10_000_000] and axes.get_yscale() == "symlog"
 
@@ -59,7 +59,7 @@ def test_diverged_q_values_are_a_finding_and_change_the_axis(tmp_path, figures):
         (400.0, -450.0, "warning"),
         (-5.0, 1.5, "warning"),
         (30.0, 1.5, "warning"),
-        (-1500.0, -450.0, "problem"),
+        (-1500.0, -450.0, "error"),
         (0.0, 0.0, "good"),
     ],
 )
@@ -121,8 +121,8 @@ def test_single_log_entries_are_visible(tmp_path, figures):
     ("transform", "q_value", "expected"),
     [
         ({"scale": 100.0, "shift": 0.0}, 700.0, "good"),
-        ({"scale": 100.0, "shift": 0.0}, 7e5, "problem"),
-        ({"scale": 0.01, "shift": 0.0}, 7.0, "problem"),
+        ({"scale": 100.0, "shift": 0.0}, 7e5, "error"),
+        ({"scale": 0.01, "shift": 0.0}, 7.0, "error"),
         ({"scale": 1.0, "shift": 1.0}, 7e5, None),
         (None, 7e5, None),
     ],
