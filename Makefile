@@ -54,7 +54,7 @@ $(VENV)/.dev: $(VENV)/.installed $(LOCKS:.lock=-dev.lock)
 
 demo: install  ## convert a D4RL file, validate it, and train an agent (20 to 40 s)
 	@rm -rf build/demo
-	@$(BIN)/rlds2reverb demo $(DATA) --out build/demo --reference-file tests/data/d4rl/ref_scores.json
+	@$(BIN)/rlds2reverb demo $(DATA) --out build/demo --reference-returns tests/data/d4rl/ref_scores.json
 
 test: dev  ## run the fast tests in PATHS=tests, in random order (SEED=0)
 	@$(TESTS) -m "not slow" $(PATHS)

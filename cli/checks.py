@@ -17,6 +17,7 @@ from rlds2reverb.datasets.mapping.mapping import DatasetMapping
 from rlds2reverb.datasets.readers.remote import is_remote
 from rlds2reverb.datasets.transforms import parse_reward
 from rlds2reverb.types.locations import expand_path, server_address
+from rlds2reverb.types.scores import D4RL
 from rlds2reverb.types.tables import RateLimiter, Selector
 
 from .declarations import DIRECTORY, EXISTING_FILE, FILE
@@ -57,6 +58,16 @@ class Parsed(Checked):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Returns the result of the check; fails if the check does."""
         return self._check(super().convert(value, param, ctx))
+
+
+def _parse_reference_returns(text: str) -> str | tuple[float, float]:
+    parts = text.split(",")
+    if len(parts) == 2:
+        with contextlib.suppress(ValueError):
+            return float(parts[0]), float(parts[1])
+    if text != D4RL and not Path(text).is_file():
+        raise ValueError(f"must be {D4RL}, a JSON file, or two numbers such as -1200,-150, got {text!r}")
+    return text
 
 
 def _require_address(addresses: str) -> None:
@@ -121,6 +132,7 @@ priority = Checked("NUMBER|return", _require_priority)
 destination = Parsed("PATH|HOST:PORT", _expand_destination)
 reward = Checked("EXPRESSION", parse_reward)
 film = Checked("FILE.mp4|.gif", _require_film, FILE)
+reference_returns = Parsed("d4rl|FILE|RANDOM,EXPERT", _parse_reference_returns)
 directory = Parsed("DIR", str, DIRECTORY)
 mapping = Checked("FILE", DatasetMapping.parse, EXISTING_FILE)
 new_file = Checked("FILE", _require_new_file, FILE)

@@ -38,6 +38,7 @@ _TYPES = {
     "reward": checks.reward,
     "validation": checks.share,
     "store_dir": checks.directory,
+    "reference_returns": checks.reference_returns,
     "observation_offsets": checks.Parsed("OFFSETS", read_offsets),
 }
 #: Sentences about commands, which follow the texts of the declarations.

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import click
 
 from . import output
 from .declarations import DIRECTORY, EXISTING_FILE, option
 from .number_types import at_least_1
+from .options import reference_option
 
 
 @click.command()
 @click.argument("file", type=EXISTING_FILE)
 @option("--out", type=DIRECTORY, default=Path("demo"), metavar="DIR", help="Directory for the results.")
-@option(
-    "--reference-file",
-    type=EXISTING_FILE,
-    metavar="FILE",
-    help="JSON file with the reference returns of the environment, for scores; see train --help.",
-)
+@reference_option("Returns that define the scores 0 and 100; see train --help.")
 @option("--steps", type=at_least_1, default=5000, help="Number of updates.")
-def demo(file: Path, out: Path, reference_file: Path | None, steps: int) -> int:
+def demo(file: Path, out: Path, reference_returns: Any, steps: int) -> int:
     """Convert a dataset, validate it, train an agent on it, and write a report on the run.
 
     \b
@@ -35,7 +32,7 @@ def demo(file: Path, out: Path, reference_file: Path | None, steps: int) -> int:
     from .main import run
 
     out.mkdir(parents=True, exist_ok=True)
-    references = ["--reference-file", reference_file] if reference_file else []
+    references = ["--reference-returns", reference_returns] if reference_returns else []
     every = ["--eval-every", max(1, steps // 10), "--log-every", max(1, steps // 2)]
     items, run_dir = out / "items", out / "run"
     agent = ["--algo", "bc", "--top-percent", 50, "--run-dir", run_dir]

@@ -9,14 +9,13 @@ import click
 
 from rlds2reverb.policies.onnx_policies import is_onnx_file
 from rlds2reverb.system.text import format_columns
-from rlds2reverb.training.config_validation import D4RL
 from rlds2reverb.types.scores import d4rl_score
 
 from . import output
 from .declarations import EXISTING_PATH, option
 from .films import film_option, film_policy
 from .number_types import Number, at_least_0, at_least_1
-from .options import reference_options, time_limit_option
+from .options import reference_option, time_limit_option
 from .output import json_option
 from .quiet import import_quietly, status
 
@@ -49,15 +48,11 @@ _FIRST_SEED = 1000
 )
 @option("--env", "environment", metavar="ID", show_default="as in training", help="Gymnasium environment.")
 @time_limit_option
-@option(
-    "--reference-returns",
-    type=Number(),
-    nargs=2,
-    metavar="RANDOM EXPERT",
-    show_default="as in training",
-    help="Returns of a random policy and an expert, which define the scores 0 and 100.",
+@reference_option(
+    "Returns of a random policy and an expert, which define the scores 0 and 100: two numbers, d4rl for D4RL's own, or "
+    'a JSON file that contains {"Hopper-v5": [RANDOM, EXPERT]}.',
+    "as in training",
 )
-@reference_options
 @option(
     "--target-return",
     type=Number(),
@@ -73,7 +68,7 @@ def evaluate(folder: Path, policy: str | None, film: Path | None, as_json: bool,
     \b
     Examples:
       rlds2reverb eval runs/iql
-      rlds2reverb eval runs/iql --policy best --episodes 100 --d4rl-score
+      rlds2reverb eval runs/iql --policy best --episodes 100 --reference-returns d4rl
       rlds2reverb eval runs/iql --film hopper.mp4
       rlds2reverb eval runs/dt --target-return 1800 --target-return 3600
 
@@ -174,9 +169,7 @@ def _find_policies(folder: Path, policy: str | None) -> tuple[Run | None, dict[s
 
 
 def _read_reference_returns(run: Run | None, environment: str, options: dict[str, Any]) -> tuple[float, float] | None:
-    if sum(bool(options[name]) for name in ("reference_returns", "reference_file", "is_d4rl")) > 1:
-        raise click.UsageError("pass only one of --reference-returns, --reference-file and --d4rl-score")
-    chosen = options["reference_returns"] or options["reference_file"] or (D4RL if options["is_d4rl"] else None)
+    chosen = options["reference_returns"]
     if chosen is None:
         return run.reference_returns if run and run.environment == environment else None
     from rlds2reverb.training.evaluation_environment import resolve_reference_returns

@@ -18,6 +18,7 @@ from rlds2reverb.datasets.valid_episodes import FILES
 from rlds2reverb.errors import ServerUnavailableError, SourceError
 from rlds2reverb.system.text import format_bytes
 from rlds2reverb.types.locations import is_table_directory, server_address
+from rlds2reverb.types.scores import D4RL
 from rlds2reverb.types.specs import describe, leaves, path_name
 from rlds2reverb.types.tables import MAX_ITEMS
 
@@ -25,8 +26,8 @@ from . import output, written_directories
 from .config_options import config_options
 from .declarations import flag, option
 from .main import INVALID_DATA, OK
-from .number_types import Number, seconds
-from .options import GroupedCommand, report_option, require_unused
+from .number_types import seconds
+from .options import GroupedCommand, reference_option, report_option, require_unused
 from .output import json_option
 from .quiet import quiet_imports, status
 from .reading import READING_NAMES, open_source, reading_options
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 _HEADINGS = {
     "Report": ["report_path", "has_films"],
     "Input": [*READING_NAMES, "drop_fields", "timeout"],
-    "Score": ["reference_returns", "is_d4rl"],
+    "Score": ["reference_returns"],
 }
 
 
@@ -53,18 +54,9 @@ _HEADINGS = {
     help="Add films of the runs' policies to the report; requires the extra film (see rlds2reverb doctor) and, for "
     "MuJoCo without a display, libosmesa6.",
 )
-@option(
-    "--reference-returns",
-    type=Number(),
-    nargs=2,
-    metavar="RANDOM EXPERT",
-    help="Returns of a random policy and an expert; adds a score that is 0 and 100 for them.",
-)
-@flag(
-    "--d4rl-score",
-    "is_d4rl",
-    help="Add the D4RL score; only for D4RL's own files, because its reference returns do not apply to other versions "
-    "of the environment.",
+@reference_option(
+    "Returns of a random policy and an expert, as RANDOM,EXPERT; adds a score that is 0 and 100 for them. d4rl stands "
+    "for D4RL's own, which apply only to D4RL's own files."
 )
 @option("--timeout", default=10.0, type=seconds, help="Maximum wait for the answer of a server.")
 @json_option
@@ -73,8 +65,7 @@ def inspect(
     report_path: Path | None,
     has_films: bool,
     as_json: bool,
-    reference_returns: tuple[float, float] | None,
-    is_d4rl: bool,
+    reference_returns: str | tuple[float, float] | None,
     timeout: float,
     drop_fields: tuple[str, ...],
     **options: Any,
@@ -101,7 +92,7 @@ def inspect(
     if are_runs:
         _require_runs(sources)
     if are_runs or is_server or is_table_directory(src):
-        require_unused({"reference_returns", "is_d4rl", "drop_fields", *READING_NAMES}, "requires a dataset")
+        require_unused({"reference_returns", "drop_fields", *READING_NAMES}, "requires a dataset")
         if are_runs:
             _inspect_runs(sources, report_path, has_films=has_films, as_json=as_json)
             return OK
@@ -114,7 +105,10 @@ def inspect(
     source = open_source({**options, "source": src})
     if drop_fields:
         source, _ = apply_transforms(source, [DropFields(drop_fields)])
-    scores: dict[str, Any] = {"reference_returns": reference_returns or None, "is_d4rl": is_d4rl}
+    if isinstance(reference_returns, str) and reference_returns != D4RL:
+        raise click.UsageError(f"--reference-returns must be two numbers or {D4RL} for a dataset, got a file")
+    is_d4rl = reference_returns == D4RL
+    scores: dict[str, Any] = {"reference_returns": None if is_d4rl else reference_returns, "is_d4rl": is_d4rl}
     find_reference_returns(source, **scores)  # Raises before the dataset is read.
     statistics = DatasetStatistics(source, has_sample=report_path is not None)
     with output.StepProgress(source) as progress:

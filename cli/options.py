@@ -23,7 +23,7 @@ from rlds2reverb.types.tables import TableConfig
 
 from . import checks
 from .config_options import config_options
-from .declarations import EXISTING_FILE, combine, flag, is_on_command_line, option, parameter_names
+from .declarations import combine, flag, is_on_command_line, option, parameter_names
 from .number_types import at_least_0, at_least_1, fraction, integer
 from .reading import READING_NAMES, reading_options
 
@@ -103,19 +103,11 @@ time_limit_option = option(
     help="Truncate episodes after N steps, in place of the environment's own time limit.",
 )
 
-reference_options = combine(
-    option(
-        "--reference-file",
-        type=EXISTING_FILE,
-        metavar="FILE",
-        help='JSON file with the returns that define the scores 0 and 100: {"Hopper-v5": [RANDOM, EXPERT]}.',
-    ),
-    flag(
-        "--d4rl-score",
-        "is_d4rl",
-        help="Use D4RL's reference returns for the environment; they were measured in its v2 version with mujoco-py.",
-    ),
-)
+
+def reference_option(help: str, show_default: str | bool = False) -> Callable[[Any], Any]:
+    """Returns the option for the returns that define the scores 0 and 100."""
+    return option("--reference-returns", type=checks.reference_returns, show_default=show_default, help=help)
+
 
 item_options = combine(
     option(

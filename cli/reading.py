@@ -1,4 +1,4 @@
-"""The options for reading a dataset: `--split`, `--download`, and the others of `load` as `--load NAME=VALUE`."""
+"""The options for reading a dataset: `--split`, `--map`, and the others of `load` as `--load NAME=VALUE`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlds2reverb.types.locations import expand_path, server_address
 from . import checks
 from .assignments import AssignmentOption, split_assignments
 from .custom_modules import add_current_directory
-from .declarations import combine, flag, option, parameter_names
+from .declarations import combine, option, parameter_names
 from .number_types import at_least_1
 from .output import warn
 from .quiet import status
@@ -87,7 +87,7 @@ def _read_annotation(annotation: Any) -> tuple[str, Callable[[str], Any]]:
 _ARGUMENTS = {
     name: _read_annotation(annotation)
     for name, annotation in get_type_hints(load).items()
-    if name not in ("source", "split", "cameras", "download", "mapping", "on_invalid", "return")
+    if name not in ("source", "split", "cameras", "mapping", "on_invalid", "return")
 }
 
 
@@ -149,7 +149,6 @@ reading_options = combine(
         callback=lambda ctx, param, names: _parse_cameras(names),
         help=f"{_takers('cameras')}: camera to read, such as front; none reads no images. Repeatable.",
     ),
-    flag("--download", help=f"{_takers('download')}: download the dataset if it is not on this machine."),
     click.option(
         "--load",
         "load_arguments",
@@ -181,7 +180,7 @@ def open_source(options: dict[str, Any]) -> Source:
         if server_address(path) is not None:
             raise click.UsageError(f"SRC must be a dataset, got the server {path!r}; use its original data")
     name = location if isinstance(location, str) else f"{len(location)} datasets"
-    with contextlib.nullcontext() if options["download"] else status(f"opening {name}"):
+    with contextlib.nullcontext() if options["load_arguments"].get("download") else status(f"opening {name}"):
         source = load(location, **get_load_arguments(options))
     for warning in source.warnings:
         warn(warning)
@@ -190,6 +189,6 @@ def open_source(options: dict[str, Any]) -> Source:
 
 def get_load_arguments(options: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of `load` that the `reading_options` describe."""
-    names = ("split", "cameras", "mapping", "download")
+    names = ("split", "cameras", "mapping")
     arguments = {**{name: options[name] for name in names}, **options["load_arguments"]}
     return {**arguments, "on_invalid": SKIP} if options.get("on_invalid") == SKIP else arguments

@@ -13,7 +13,6 @@ import click
 from rlds2reverb.system.signals import raise_on_sigterm
 from rlds2reverb.system.text import suggest
 from rlds2reverb.training.config import TrainingConfig, declared_options
-from rlds2reverb.training.config_validation import D4RL
 from rlds2reverb.training.plans import plan_seeds
 from rlds2reverb.training.presets import get_preset, preset_names
 from rlds2reverb.training.progress import Progress
@@ -22,9 +21,9 @@ from rlds2reverb.types.locations import is_table_directory, server_address
 from . import checks, output
 from .assignments import split_assignments
 from .config_options import config_options, group_names
-from .declarations import DIRECTORY, EXISTING_FILE, flag, is_on_command_line, option, parameter_names
+from .declarations import DIRECTORY, EXISTING_FILE, flag, is_on_command_line, option
 from .number_types import at_least_1
-from .options import GroupedCommand, reference_options, require_unused
+from .options import GroupedCommand, require_unused
 from .output import json_option
 from .quiet import import_quietly
 from .reading import READING_NAMES, on_invalid_option, open_source, reading_options
@@ -40,8 +39,7 @@ _HEADINGS = {
     "Agent": ["presets", "list_presets", "gin_files", *_GROUPS["Agent"]],
     "Batches": _GROUPS["Batches"],
     "Online phase": _GROUPS["Online phase"],
-    "Evaluation": [name for name in _GROUPS["Evaluation"] if name != "reference_returns"]
-    + parameter_names(reference_options),
+    "Evaluation": _GROUPS["Evaluation"],
     "Checkpoints and logs": _GROUPS["Checkpoints and logs"],
     "Input": [*READING_NAMES, "on_invalid"],
     "Preprocessing": _GROUPS["Preprocessing"],
@@ -112,8 +110,7 @@ def run_dir_option(description: str) -> Callable[[Any], Any]:
     help="Read hyperparameters and options of the run from a gin file; it overrides presets, and the command line "
     "overrides both. Repeatable.",
 )
-@config_options(*[name for names in _GROUPS.values() for name in names if name != "reference_returns"])
-@reference_options
+@config_options(*[name for names in _GROUPS.values() for name in names])
 @reading_options
 @on_invalid_option
 @json_option
@@ -125,7 +122,7 @@ def train(as_json: bool, **options: Any) -> int:
       rlds2reverb train --algo iql --data hopper_medium-v2.hdf5 --run-dir runs/iql
       rlds2reverb train --algo iql --data hopper.hdf5 --run-dir runs/5 --seeds 5
       rlds2reverb train --algo td3_bc --data hopper-medium-v2 --run-dir runs/td3 \\
-          --preset td3_bc-locomotion --d4rl-score
+          --preset td3_bc-locomotion --reference-returns d4rl
       rlds2reverb train --algo sac --data none --env Pendulum-v1 \\
           --run-dir runs/sac --online 10000
 
@@ -136,11 +133,6 @@ def train(as_json: bool, **options: Any) -> int:
     from .main import OK, TEMPORARY_FAILURE
 
     passed = read_options(options)
-    if bool(options["reference_file"]) + options["is_d4rl"] + ("reference_returns" in passed) > 1:
-        ways = "--reference-file, --d4rl-score and --set train.reference_returns"
-        raise click.UsageError(f"pass only one of {ways}")
-    if options["reference_file"] or options["is_d4rl"]:
-        passed["reference_returns"] = D4RL if options["is_d4rl"] else str(options["reference_file"])
     _require_seeds(passed, options)
     algo = passed.pop("algo")
     # Checks everything that does not require TensorFlow, which takes seconds to load.

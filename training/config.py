@@ -180,7 +180,7 @@ class TrainingConfig:
         None, "the environment's own limit, or 10,000 if it has none", metavar="STEPS", identifies=True
     )
     reference_returns: str | tuple[float, float] | None = _evaluation(
-        None, "no scores", metavar="FILE|d4rl", values_text="two numbers or text"
+        None, "no scores", metavar="d4rl|FILE|RANDOM,EXPERT", values_text="two numbers or text"
     )
     checkpoint_every: Annotated[int, Range(1)] = _logs(10_000, is_of_learner=True)
     checkpoint_every_secs: Annotated[float, Range(1)] = _logs(300.0, is_of_learner=True)

@@ -15,6 +15,7 @@ from rlds2reverb.learners.option_declarations import parse_literal
 from rlds2reverb.system.references import is_reference
 from rlds2reverb.system.text import suggest
 from rlds2reverb.types.arguments import require_count
+from rlds2reverb.types.scores import D4RL
 
 from .option_fields import EVALUATION, ONLINE, declare_fields
 
@@ -41,8 +42,6 @@ _FIXED_OPTIONS: dict[str, dict[str, tuple[Any, str]]] = {
     },
 }
 NO_ENVIRONMENT_TO_COLLECT_IN = Message("requires an environment to collect in", about="online_steps", env=...)
-#: Value of `reference_returns` that selects D4RL's.
-D4RL = "d4rl"
 
 
 def require_consistent(config: TrainingConfig) -> None:

@@ -20,10 +20,9 @@ from rlds2reverb.learners.runs import Run
 from rlds2reverb.system.installation import install_command
 from rlds2reverb.types.evaluations import read_reference_returns
 from rlds2reverb.types.locations import TableLocation
-from rlds2reverb.types.scores import REFERENCE_RETURNS, d4rl_environment
+from rlds2reverb.types.scores import D4RL, REFERENCE_RETURNS, d4rl_environment
 
 from .config import AUTO, NO_ENVIRONMENT, TrainingConfig
-from .config_validation import D4RL
 from .environment_spec import describe_env, restore_env
 
 #: Modules of environments, and the extras that install them.

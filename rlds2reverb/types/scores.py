@@ -12,6 +12,8 @@ import math
 import re
 from collections.abc import Iterable
 
+#: Value of options that selects these constants.
+D4RL = "d4rl"
 #: (return of a random policy, return of an expert), by the first words of a dataset id.
 REFERENCE_RETURNS: dict[str, tuple[float, float]] = {
     "halfcheetah": (-280.178953, 12135.0),

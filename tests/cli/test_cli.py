@@ -69,7 +69,7 @@ def rows_file(tmp_path):
 
 
 def test_inspect_summarizes_a_file(data, capsys):
-    code, out, err = call(capsys, "inspect", data / HOPPER, "--d4rl-score")
+    code, out, err = call(capsys, "inspect", data / HOPPER, "--reference-returns", "d4rl")
     assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= 80
     assert "2 (2 terminal, 0 truncated, 0 unterminated)" in out and "911 (913 steps with the final observations)" in out
     assert "D4RL's constants for its own hopper" in out and "['observation']  float32 [11]  none" in out
@@ -77,15 +77,15 @@ def test_inspect_summarizes_a_file(data, capsys):
 
 
 def test_inspect_prints_json(data, capsys):
-    code, out, _ = call(capsys, "inspect", data / HOPPER, "--json", "--reference-returns", 0, 1000)
+    code, out, _ = call(capsys, "inspect", data / HOPPER, "--json", "--reference-returns", "0,1000")
     summary = json.loads(out)
     assert code == 0 and summary["episodes"] == 2 and summary["transitions"] == 911
     assert summary["score"] == pytest.approx(summary["returns"]["mean"] / 10)
 
 
 def test_text_and_json_of_inspect_use_the_same_words(data, capsys):
-    summary = json.loads(call(capsys, "inspect", data / HOPPER, "--json", "--d4rl-score")[1])
-    lines = call(capsys, "inspect", data / HOPPER, "--d4rl-score")[1].split("\n\n")[0].splitlines()[1:]
+    summary = json.loads(call(capsys, "inspect", data / HOPPER, "--json", "--reference-returns", "d4rl")[1])
+    lines = call(capsys, "inspect", data / HOPPER, "--reference-returns", "d4rl")[1].split("\n\n")[0].splitlines()[1:]
     labels = {line[2:].split("  ")[0] for line in lines if not line.startswith("    ")}
     assert {"kind", "episodes", "transitions", "return", "length", "score", "unread", "fingerprint"} <= labels
     singular = {name.removesuffix("s") for name in summary}
@@ -181,9 +181,9 @@ def test_datasets_are_downloaded_only_with_the_option(data, capsys, tmp_path, mo
     monkeypatch.setattr(minari, "download_dataset", download)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     code, _, err = call(capsys, "inspect", "mujoco/hopper/dev-v0")
-    assert (code, downloads) == (1, []) and "allow the download (--download)" in err
+    assert (code, downloads) == (1, []) and "allow the download (--load download)" in err
     for _ in range(2):  # The second time, the dataset is on this machine.
-        code, out, _ = call(capsys, "convert", "mujoco/hopper/dev-v0", "--download", "--out", tmp_path / "out")
+        code, out, _ = call(capsys, "convert", "mujoco/hopper/dev-v0", "--load", "download", "--out", tmp_path / "out")
         assert (code, downloads) == (0, ["mujoco/hopper/dev-v0"]) and "episodes     8\n" in out
 
 
@@ -601,16 +601,16 @@ def test_load_help_lists_the_arguments_of_load(capsys):
     code, out, _ = call(capsys, "inspect", "x", "--load", "help")
     listed = set(re.findall(r"^  (\w+)=", out, re.M))
     arguments = set(inspect.signature(load).parameters)
-    arguments -= {"source", "split", "cameras", "mapping", "download", "on_invalid"}
+    arguments -= {"source", "split", "cameras", "mapping", "on_invalid"}
     assert code == 0 and listed == arguments
 
 
-def test_no_help_is_longer_than_70_lines_and_all_commands_have_at_most_240_options(capsys):
+def test_no_help_is_longer_than_70_lines_and_all_commands_have_at_most_230_options(capsys):
     names = {words for words, _ in list_parameters()}
     for words in names:
         code, out, _ = call(capsys, *words, "--help")
         assert code == 0 and len(out.splitlines()) <= 70, words
-    assert sum(isinstance(parameter, click.Option) for _, parameter in list_parameters()) <= 240
+    assert sum(isinstance(parameter, click.Option) for _, parameter in list_parameters()) <= 230
 
 
 def test_every_command_and_option_has_help(capsys):

@@ -84,22 +84,22 @@ def reference_returns(capsys, *arguments):
 def test_reference_returns_come_from_the_command_a_file_or_d4rl(trained, capsys, tmp_path, monkeypatch):
     references = tmp_path / "references.json"
     references.write_text('{"measured": {"Pendulum-v1": {"ref_min": -1000, "ref_max": -100}}}')
-    assert reference_returns(capsys, trained, "--reference-returns", -5, 5) == [-5, 5]
+    assert reference_returns(capsys, trained, "--reference-returns", "-5,5") == [-5, 5]
     monkeypatch.setitem(gymnasium.registry, "Other-v0", replace(gymnasium.spec("Pendulum-v1"), id="Other-v0"))
     assert reference_returns(capsys, trained, "--env", "Other-v0") is None
-    assert reference_returns(capsys, trained, "--reference-file", references) == [-1000, -100]
-    code, _, err = call(capsys, trained, "--reference-file", references, "--d4rl-score")
-    assert code == 1 and "pass only one of --reference-returns, --reference-file and --d4rl-score" in err
-    code, _, err = call(capsys, trained, "--d4rl-score")
+    assert reference_returns(capsys, trained, "--reference-returns", references) == [-1000, -100]
+    code, _, err = call(capsys, trained, "--reference-returns", "d4")
+    assert code == 1 and "must be d4rl, a JSON file, or two numbers such as -1200,-150, got 'd4'" in err
+    code, _, err = call(capsys, trained, "--reference-returns", "d4rl")
     advice = "pass two numbers or a JSON file (--reference-returns)"
     assert code == 1 and f"D4RL has no reference returns for Pendulum-v1; {advice}" in err
-    code, _, err = call(capsys, trained, "--reference-returns", 1, 1)
+    code, _, err = call(capsys, trained, "--reference-returns", "1,1")
     assert code == 1 and "reference returns must be finite and differ" in err
 
 
 def test_eval_rejects_an_environment_with_different_observations(trained, capsys):
     pytest.importorskip("mujoco", reason="MuJoCo is not installed: pip install '.[eval]'")
-    code, _, err = call(capsys, trained, "--env", "Hopper-v5", "--d4rl-score")
+    code, _, err = call(capsys, trained, "--env", "Hopper-v5", "--reference-returns", "d4rl")
     assert code == 1 and "the policy expects observation as float32 [3], but Hopper-v5 returns float32 [11]" in err
 
 

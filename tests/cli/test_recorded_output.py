@@ -21,7 +21,7 @@ SMALL, ROBOT = "malformed/hdf5/ok_control.hdf5", "formats/rlds/a2/openx_boundary
 
 #: Arguments of `inspect` and `validate`: a dataset and its options.
 SOURCES = {
-    "d4rl": ["d4rl/invertedpendulum_random-v2.hdf5", "d4rl/pendulum_mixed-v2.hdf5 --reference-returns -1500 -150"],
+    "d4rl": ["d4rl/invertedpendulum_random-v2.hdf5", "d4rl/pendulum_mixed-v2.hdf5 --reference-returns -1500,-150"],
     "rlds": [ROBOT, "formats/rlds/a1/pusher_demos/1.0.0 --split val", "formats/rlds/a3/roboturk_like/1.0.0",
              "formats/rlds/a4/nested_cameras/1.0.0", "rlds_prepared/robomimic_ph/lift_ph_low_dim/1.0.1"],
     "minari": ["minari/classic/pendulum-dict/dev-v0", "minari/mujoco/hopper/dev-v0"],

@@ -17,7 +17,7 @@ def call(capsys, *arguments):
 @pytest.mark.slow
 def test_inspect_writes_a_report_on_a_dataset(data, tmp_path, capsys, figures):
     path = tmp_path / "a.html"
-    arguments = (data / "d4rl/pendulum_mixed-v2.hdf5", "--report", path, "--reference-returns", -1200, -150)
+    arguments = (data / "d4rl/pendulum_mixed-v2.hdf5", "--report", path, "--reference-returns", "-1200,-150")
     code, out, err = call(capsys, "inspect", *arguments)
     assert (code, err) == (0, "") and out.startswith(f"wrote {path} (") and out.endswith("B)\n")
     assert len(figures["Returns"].axes[0].get_lines()) == 2 and path.read_text().startswith("<!doctype html>")
@@ -45,7 +45,7 @@ def test_inspect_describes_runs_and_writes_reports_on_them(tmp_path, capsys, fig
         (["run", "--film"], "--film requires training runs and --report"),
         (["run", "."], "several SRC must all be directories of training runs, got '.'"),
         (["run", "missing"], "there is no file or directory 'missing'; check the path"),
-        (["run", "--reference-returns", "0", "1"], "--reference-returns requires a dataset"),
+        (["run", "--reference-returns", "0,1"], "--reference-returns requires a dataset"),
         (["localhost:1", "--report", "a.html"], "--report requires a dataset or training runs"),
         (["missing.hdf5", "--report", "a.html"], "there is no file 'missing.hdf5'"),
     ],

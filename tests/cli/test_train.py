@@ -262,8 +262,7 @@ WRONG_OPTIONS = {
         "discount=0.9",
     ): "'discount' cannot be set, because it must match the stored items; set the discount factor of the run (--gamma)",
     ("--algo", "bc", "--sampler", "prioritized"): "--sampler must be 'uniform' for bc",
-    ("--d4rl-score", "--reference-file", __file__): "pass only one of --reference-file, --d4rl-score and --set train.",
-    ("--d4rl-score", "--set", "train.reference_returns=d4rl"): "pass only one of --reference-file, --d4rl-score and",
+    ("--reference-returns", "d4"): "--reference-returns must be d4rl, a JSON file, or two numbers such as -1200,-150",
     ("--config", "missing.gin"): "'missing.gin' does not exist",
     ("--preset", "iql-antmace"): "unknown preset 'iql-antmace'; did you mean 'iql-antmaze'?",
 }
@@ -331,7 +330,7 @@ def test_gin_files_are_checked_and_override_the_defaults(hopper, tmp_path, capsy
 @pytest.mark.slow
 def test_the_environment_is_derived_from_the_name_of_the_dataset(hopper, tmp_path, capsys):
     pytest.importorskip("gymnasium")
-    options = ("--algo", "bc", *SMALL[2:], "--steps", 2, "--eval-episodes", 1, "--d4rl-score")
+    options = ("--algo", "bc", *SMALL[2:], "--steps", 2, "--eval-episodes", 1, "--reference-returns", "d4rl")
     code, out, err = call(capsys, *options, "--data", hopper, "--run-dir", tmp_path / "run")
     assert (
         code == 0

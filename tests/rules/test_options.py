@@ -218,7 +218,7 @@ def test_help_lists_the_formats_of_each_option(capsys):
     load_text = " ".join(capsys.readouterr().out.split())
     for option in VALUES:
         titles = [file_format.title for file_format in BUILT_IN if file_format.title and option in file_format.options]
-        if option in ("split", "cameras", "download"):
+        if option in ("split", "cameras"):
             families = [title for title in titles if title.removesuffix(" names") not in titles or "names" not in title]
             assert re.search(rf"--{option.removesuffix('s')}( \S+)? {', '.join(families)}[:,]", help_text), (
                 option,
