@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from rlds2reverb.datasets.mapping.mapping import describe_mapping
 from rlds2reverb.errors import name_argument, rename_arguments
 from rlds2reverb.system import text
 from rlds2reverb.system.terminal import is_terminal, make_console
@@ -78,6 +77,8 @@ def format_named_facts(title: str, facts: list[tuple[str, str]]) -> str:
 
 def add_mapping(content: str, statistics: Mapping[str, Any]) -> str:
     """Returns text with the table of the fields before and after a mapping, if the statistics contain one."""
+    from rlds2reverb.datasets.mapping.mapping import describe_mapping
+
     return "\n\n".join(filter(None, [content, describe_mapping(statistics)]))
 
 

@@ -49,6 +49,7 @@ def _iterate_fields(instance: Any) -> Iterator[tuple[str, Any]]:
     for name, default in fields:
         value = getattr(instance, name)
         is_empty = value is None or (type(value) in (dict, list, tuple) and not value)
-        is_plain = default is None or isinstance(default, (bool, int, float, str))
+        parts = default if type(default) is tuple else (default,)
+        is_plain = all(part is None or isinstance(part, (bool, int, float, str)) for part in parts)
         if not is_empty and not (is_plain and type(value) is type(default) and value == default):
             yield name, value

@@ -78,7 +78,7 @@ def test_folders_of_files_name_the_files(data):
 def test_missing_files_and_unsupported_objects_raise(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no file 'nothing.hdf5'"):
         load("nothing.hdf5")
-    with pytest.raises(TypeError, match="source must be an OGBench file, .* a D4RL file, .*; got a int"):
+    with pytest.raises(TypeError, match="source must be .*an OGBench file, .* a D4RL file, .*; got a int"):
         load(3)
     with pytest.raises(SourceError, match="contains no dataset"):
         load(tmp_path)

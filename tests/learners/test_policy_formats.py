@@ -269,7 +269,7 @@ def test_evaluations_match_the_saved_model(exported):
 def test_command_exports_both_policies(exported, tmp_path, capsys):
     assert run_command(["export", str(exported), "--policy", "best", "--out", str(tmp_path / "a.onnx"), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert printed == {"out": str(tmp_path / "a.onnx"), "bytes": (tmp_path / "a.onnx").stat().st_size}
+    assert printed == {"out": str(tmp_path / "a.onnx"), "size_bytes": (tmp_path / "a.onnx").stat().st_size}
     assert load_policy(tmp_path / "a.onnx").predict([0, 0, 0]) == [1.0]
     assert load_policy(tmp_path / "a.onnx").get_train_step() == 15
     assert run_command(["export", str(exported / "policy"), "--out", str(tmp_path / "b")]) == 0

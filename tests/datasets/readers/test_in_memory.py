@@ -158,5 +158,5 @@ def test_generators_and_invalid_functions_raise():
     with pytest.raises(SourceError, match="episode 1 must be a dict of arrays, got a int"):
         list(load(lambda: iter([{**LOG, "terminated": True}, 1])))
     for invalid in (np.zeros(3), 3):
-        with pytest.raises(TypeError, match="source must be an OGBench file, .* a D4RL file, .*; got a "):
+        with pytest.raises(TypeError, match="source must be .*an OGBench file, .* a D4RL file, .*; got a "):
             load(invalid)
