@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from rlds2reverb.errors import SourceError
 from rlds2reverb.types import fields
 from rlds2reverb.types.episodes import Episode
 
+from ..concatenation import concatenate_sources
 from ..formats import Format
 from ..source import Source, identify_files
 from . import hdf5, npz
@@ -38,12 +40,17 @@ _FILE_NAME = re.compile(r"\d{8}T\d{6}(?:-[0-9a-f]+|_(?P<index>\d+))[-_](?P<lengt
 def open_folder(folder: Path) -> Source:
     """Opens a folder of npz files, each of one episode: V-D4RL's 64-pixel data, or a buffer of DrQ-v2.
 
-    The order is that of the names, and of the numbers of episodes in a buffer.
+    The order is that of the names, and of the numbers of episodes in a buffer. Without npz files, the HDF5 files of
+    V-D4RL's 84-pixel data in the folder are read one after the other, in the order of the numbers in their names.
 
     Raises:
       SourceError: If a file is refused (see `npz`), or is missing a column.
     """
-    return _open_episodes(folder.name, _list_files(folder))
+    if files := _list_files(folder):
+        return _open_episodes(folder.name, files)
+    shards = _list_shards(folder)
+    source = concatenate_sources(list(map(open_file, shards))) if len(shards) > 1 else open_file(shards[0])
+    return identify_files(replace(source, name=folder.name), lambda: shards)
 
 
 def _open_episodes(name: str, paths: list[Path]) -> Source:
@@ -150,11 +157,22 @@ def _list_files(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("*.npz") if _FILE_NAME.fullmatch(path.name)), key=order)
 
 
+def _list_shards(folder: Path) -> list[Path]:
+    """Returns the HDF5 files of a folder, those with the number 2 before those with 10."""
+
+    def order(path: Path) -> list[tuple[int, str]]:
+        return [(int(part or 0), text) for text, part in re.findall(r"(\D+)(\d*)", path.name)]
+
+    return sorted(folder.glob("*.hdf5"), key=order)
+
+
 def _is_folder(location: Any) -> bool:
     if not isinstance(location, Path) or not location.is_dir():
         return False
-    first = next(iter(_list_files(location)), None)
-    return first is not None and _has_columns(npz.list_arrays(first))
+    if first := next(iter(_list_files(location)), None):
+        return _has_columns(npz.list_arrays(first))
+    shards = _list_shards(location)
+    return bool(shards) and all(map(_is_file, shards))
 
 
 def _is_file(location: Any) -> bool:

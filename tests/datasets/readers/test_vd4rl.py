@@ -110,3 +110,16 @@ def test_file_of_an_episode_without_a_column_raises(tmp_path):
     np.savez(tmp_path / "20260101T000000_1_2.npz", **{name: rows[name] for name in ("observation", "action")})
     with pytest.raises(SourceError, match="20260101T000000_1_2.npz must contain action, reward, discount, and image"):
         list(load(tmp_path))
+
+
+def test_shards_of_a_folder_are_read_in_the_order_of_their_numbers(tmp_path):
+    for number, lengths in ((10, (3,)), (2, (2, 4)), (1, (5,))):
+        write_file(tmp_path / f"expert_{number}.hdf5", *map(make_rows, lengths))
+    source = load(tmp_path)
+    assert (source.name, source.count()) == (tmp_path.name, 4)
+    assert [episode.num_steps for episode in source] == [5, 2, 4, 3]
+    assert [episode.num_steps for episode in source.read(2, 4)] == [4, 3]
+    with h5py.File(tmp_path / "other.hdf5", "w"):
+        pass
+    with pytest.raises(SourceError):
+        load(tmp_path)
