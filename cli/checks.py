@@ -65,9 +65,11 @@ def _parse_reference_returns(text: str) -> str | tuple[float, float]:
     if len(parts) == 2:
         with contextlib.suppress(ValueError):
             return float(parts[0]), float(parts[1])
-    if text != D4RL and not Path(text).is_file():
+    if text == D4RL:
+        return text
+    if not text or not (path := expand_path(text)).is_file():
         raise ValueError(f"must be {D4RL}, a JSON file, or two numbers such as -1200,-150, got {text!r}")
-    return text
+    return str(path)
 
 
 def _require_address(addresses: str) -> None:
