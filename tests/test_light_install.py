@@ -53,14 +53,19 @@ def call(environment, folder, *arguments):
     )
 
 
-@pytest.mark.parametrize("name", SOURCES)
+def mark_slow(names, *fast):
+    """Returns the names, all but some of which are for `make test-slow` and `make test-light`."""
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", mark_slow(SOURCES, "robomimic"))
 def test_files_are_inspected_and_checked(name, environment, tmp_path):
     inspected, checked = (call(environment, tmp_path, command, DATA / SOURCES[name], "--json")
                           for command in ("inspect", "validate"))  # fmt: skip
     assert json.loads(inspected.stdout)["episodes"] == json.loads(checked.stdout)["episodes"], inspected.stderr
 
 
-@pytest.mark.parametrize("name", ["d4rl", "robomimic"])
+@pytest.mark.parametrize("name", mark_slow(["d4rl", "robomimic"], "d4rl"))
 def test_files_are_converted(name, environment, tmp_path):
     written = call(environment, tmp_path, "convert", DATA / SOURCES["d4rl"], "--format", name, "--out", "out.hdf5")
     assert written.returncode == 0, written.stderr

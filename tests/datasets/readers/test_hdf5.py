@@ -297,7 +297,7 @@ def test_damaged_robomimic_file_raises(robomimic_file, change, message):
         (b'[{"x": 1}]', "it is JSON"),
         (pickle.dumps([{"observations": 1}]), "it is a pickle, which may run any code and is not read"),
         (b"\0\0\0\x20ftypisom", "it is a video"),
-        (gzip.compress(b"x"), "it is compressed with gzip; unpack it"),
+        (gzip.compress(b"x", mtime=0), "it is compressed with gzip; unpack it"),
         (b"\x89MCAP0\r\n", "it is a bag; name it"),
         (b"\x10\1\0\0\0\0\0\0abcd", "it may be a TFRecord; pass the directory that contains dataset_info.json"),
         (b"\xef\xbb\xbfepisode,position\r\n0,1.5\r\n", "it is text; read it and pass the list of episodes"),
