@@ -47,8 +47,9 @@ def list_bags(path: Path) -> list[Path]:
 
 def _list_files(bag: Path) -> list[Path]:
     """Returns the files of a bag; rosbag2 numbers those of a bag that it has split."""
-    files = (path for path in bag.iterdir() if path.suffix in _SUFFIXES)
-    return sorted(files, key=_natural_order) if bag.is_dir() else [bag]
+    if not bag.is_dir():
+        return [bag]
+    return sorted((path for path in bag.iterdir() if path.suffix in _SUFFIXES), key=_natural_order)
 
 
 def _natural_order(path: Path) -> list[Any]:

@@ -100,9 +100,8 @@ class _Rows:
         if is_lossy:
             return int(np.abs(column.astype(int) - found).max())
         step = int(np.argmax(differs))
-        raise SourceError(
-            f"{self._where}, step {step}: {path_name(path)} is {found[step]!r:.80} instead of {column[step]!r:.80}"
-        )
+        got, expected = (array[step : step + 1].tolist()[0] for array in (found, column))
+        raise SourceError(f"{self._where}, step {step}: {path_name(path)} is {got!r:.80} instead of {expected!r:.80}")
 
     def compare_episodes(self, *, has_metadata: bool) -> None:
         """Compares how the episode ends, and its metadata; raises `SourceError` if they differ."""
