@@ -168,6 +168,7 @@ setup(
         "click>=8.1,<9",
         "rich>=13,<15",
         "matplotlib>=3.8,<4",  # learning curves and reports
+        "pyyaml",  # mappings
         "lazy-loader>=0.4",  # imports names on first use
     ],
     extras_require={

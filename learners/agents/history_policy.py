@@ -23,8 +23,8 @@ from .policies import WrappedPolicy
 class HistoryPolicy(WrappedPolicy):
     """A policy that passes the observations of an `ObservationHistory` to another one.
 
-    The policy state contains the last observations of each part, the oldest first, and how many there were in the
-    episode, as far as they matter. In the first step of an episode, its observation stands for the earlier ones.
+    The policy state contains the last observations of each part, the oldest first, and whether they are those of this
+    episode. In the first step of an episode, its observation stands for the earlier ones.
     """
 
     def __init__(self, policy: tf_policy.TFPolicy, time_step_spec: Any, history: ObservationHistory) -> None:
@@ -77,8 +77,11 @@ def make_history(offsets: ObservationOffsets, observation_spec: Any, *, mask: st
       mask: name of the field with the action mask, which always is that of the step itself.
 
     Raises:
-      ArgumentError: If there is no such part, or it is in a tuple.
+      ArgumentError: If there is no such part, or the observation contains tuples.
     """
+    if any(not isinstance(key, str) for path, _ in leaves(observation_spec) for key in path):
+        sentence = "requires an observation that is an array or a dict of arrays, got a tuple; use a mapping"
+        raise ArgumentError(sentence, about="observation_offsets")
     chosen: dict[str, Sequence[int]] = {}
     parts = dict(_list_parts(observation_spec))
     for name, given in offsets.items() if isinstance(offsets, Mapping) else [(fields.OBSERVATION, offsets)]:

@@ -176,6 +176,11 @@ def test_parts_that_do_not_exist_are_named():
         open_data(EPISODES, config)
 
 
+def test_observations_in_tuples_are_refused():
+    with pytest.raises(ValueError, match="observation_offsets requires an observation that is an array or a dict"):
+        make_history((-1, 0), {"sensors": (tf.TensorSpec([2]), tf.TensorSpec([3]))})
+
+
 class Hidden(gymnasium.Env):
     """The sign of the action must be that of the change of the observation, which only two observations show."""
 

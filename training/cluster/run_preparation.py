@@ -79,6 +79,8 @@ def prepare(
     data, evaluator = open_evaluated_data(source, config, evaluator, progress)
     environment = None if evaluator is None else environment
     with data:
+        if data.relative_actions:
+            raise ArgumentError("of relative actions requires a single process; use train", about="mapping")
         make_augmentation(config, data.time_step_spec.observation)  # Raises if there are no images to shift.
         key = environment_key(environment)
         if environment is not None and isinstance(environment.make_env, str):

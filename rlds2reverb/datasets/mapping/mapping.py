@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from rlds2reverb.types import fields
 from rlds2reverb.types.nest_paths import format_path
 from rlds2reverb.types.specs import Nest, describe, leaves
 
+from ..option_files import read_option_file
 from ..source import Source, identify_step
 from .episode_operations import EPISODE_OPERATIONS
 from .field_operations import FIELD_OPERATIONS
@@ -69,7 +69,7 @@ class DatasetMapping:
         if isinstance(value, DatasetMapping):
             return value
         if isinstance(value, (str, Path)):
-            value = _read(Path(value).expanduser())
+            value = read_option_file(Path(value).expanduser(), "mapping")
         parts = value if isinstance(value, list) else [value]
         if not parts or not all(isinstance(part, Mapping) and part for part in parts):
             raise ArgumentError(f"must be operations by name, or a list of them, got {value!r:.200}", about="mapping")
@@ -155,53 +155,3 @@ def describe_mapping(statistics: Mapping[str, Any]) -> str:
     """Returns the table of the fields before and after, from the statistics of a mapped dataset; '' without one."""
     rows = statistics.get("mapping", ())
     return format_columns(("field", "before the mapping", "after it"), rows) if rows else ""
-
-
-def _read(path: Path) -> Any:
-    text = path.read_text(encoding="utf-8")
-    try:
-        if path.suffix.lower() == ".json":
-            return json.loads(text, object_pairs_hook=_make_dict)
-        return _parse_yaml(text)
-    except ImportError as error:
-        raise ImportError(f"{path} requires PyYAML ({error}); install it, or write the mapping as .json") from error
-    except (ValueError, RecursionError) as error:
-        raise ArgumentError(f"cannot be read from {path} ({error})", about="mapping") from error
-
-
-def _make_dict(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    made: dict[Any, Any] = {}
-    for name, value in pairs:
-        if name in made:
-            raise ValueError(f"{name!r} occurs twice; use a list of operations to apply one again")
-        made[name] = value
-    return made
-
-
-def _parse_yaml(text: str) -> Any:
-    """Returns the content of YAML, whose numbers are those of JSON, so that 10:20 is a text and 1e-3 a number."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """The safe loader of PyYAML with the numbers of JSON, which refuses keys that occur twice."""
-
-    numbers = {"int": r"[-+]?\d+$", "float": r"[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?$"}
-    Loader.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in numbers]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    for name, pattern in numbers.items():
-        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(pattern), list("-+.0123456789"))
-
-    def construct(loader: Any, node: Any) -> dict[Any, Any]:
-        loader.flatten_mapping(node)
-        return _make_dict(
-            (loader.construct_object(key, deep=True), loader.construct_object(value, deep=True))
-            for key, value in node.value
-        )
-
-    Loader.add_constructor("tag:yaml.org,2002:map", construct)
-    try:
-        return yaml.load(text, Loader)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error

@@ -17,6 +17,7 @@ from rlds2reverb.types import fields
 from rlds2reverb.types.episodes import Episode
 
 from ..formats import Format
+from ..option_files import read_option_file
 from ..source import Source, identify_files
 from ..steps.image_files import decode_image
 from .bag_messages import Bag, list_bags
@@ -106,11 +107,9 @@ def open_bags(path: Path, *, topics: Mapping[str, Any] | str | Path | None = Non
 
 def _parse_topics(topics: Mapping[str, Any] | str | Path) -> tuple[float, dict[str, _Rule]]:
     if isinstance(topics, (str, Path)):
-        import yaml
-
         try:
-            topics = yaml.safe_load(Path(topics).expanduser().read_text(encoding="utf-8-sig"))
-        except (OSError, ValueError, yaml.YAMLError) as error:
+            topics = read_option_file(Path(topics).expanduser(), "topics")
+        except OSError as error:
             raise ArgumentError(f"cannot be read ({error})", about="topics", value=str(topics)) from error
     given: dict[str, Any] = dict(topics) if isinstance(topics, Mapping) else {}
     rate, named = given.get("rate"), given.get("fields")

@@ -1,8 +1,9 @@
 """The checks of the directory and of the data before a run on a cluster is started."""
 
+import numpy as np
 import pytest
 
-from rlds2reverb import CheckpointError, TrainingConfig, load_run, train
+from rlds2reverb import CheckpointError, TrainingConfig, load, load_run, train
 from rlds2reverb.system.sealed_files import save_json
 from rlds2reverb.training import Progress
 from rlds2reverb.training.cluster import ClusterTraining, launch
@@ -34,6 +35,18 @@ def test_directory_of_a_different_run_is_left_unchanged(hopper, tmp_path, monkey
 def test_algorithms_on_windows_or_goals_raise(hopper, tmp_path, algo):
     with pytest.raises(ValueError, match=f"algo cannot be {algo}, which requires a single process"):
         prepare(hopper, TrainingConfig(algo, **SMALL | {"hyperparameters": {}}), tmp_path, 1, QUIET)
+
+
+def test_relative_actions_raise(tmp_path):
+    log = {
+        "observations": {"state": np.ones((4, 2))},
+        "actions": np.eye(3, 2),
+        "rewards": np.ones(3),
+        "terminated": True,
+    }
+    source = load([log], mapping={"delta": {"action": "observation.state"}})
+    with pytest.raises(ValueError, match="mapping of relative actions requires a single process; use train"):
+        prepare(source, TrainingConfig("bc", **SMALL), tmp_path, 1, QUIET)
 
 
 def test_data_that_do_not_match_their_name_are_trained_on_without_evaluation(hopper, tmp_path, capsys):
