@@ -17,7 +17,7 @@ SEED ?= 0
 PATHS ?= tests
 TESTS := $(BIN)/python -m pytest -q -n 3 --dist worksteal -p no:cacheprovider -p randomly --randomly-seed=$(SEED)
 
-.PHONY: help install dev demo test test-slow test-environments test-torch test-light test-install drill lint types notebooks docs wheel-test bench lock clean
+.PHONY: help install dev demo test test-slow test-environments test-torch test-light test-lerobot test-install drill lint types notebooks docs wheel-test bench lock clean
 
 help:  ## list the targets (default)
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -120,6 +120,19 @@ build/light/.installed: requirements/light.txt setup.py
 
 test-light: build/light/.installed  ## test the light installation, without TensorFlow and with the newest NumPy (installs it)
 	@build/light/bin/python -m pytest -q -p no:cacheprovider --noconftest tests/test_light_install.py
+
+build/lerobot/.installed: requirements/lerobot.lock requirements/light.txt setup.py
+	@rm -rf build/lerobot && "$(PYTHON)" -m venv build/lerobot
+	@build/lerobot/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --retries 0 \
+	    --extra-index-url https://download.pytorch.org/whl/cpu -r $<
+	@touch $@
+
+# The second installation changes nothing, unless the light installation requires a package that LeRobot does not.
+test-lerobot: build/lerobot/.installed  ## test with LeRobot and robomimic, in one environment with the light installation
+	@build/lerobot/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements/light.txt
+	@build/lerobot/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall .
+	@HF_HUB_OFFLINE=1 HF_HOME=build/lerobot/cache build/lerobot/bin/python -m pytest -q -p no:cacheprovider --noconftest \
+	    tests/libraries/test_robot_libraries.py
 
 test-install: install  ## install each documented extra as users do, and import its features (4 GB of downloads)
 	@requirements/install_test.sh "$(PYTHON)"

@@ -67,7 +67,9 @@ def test_files_are_inspected_and_checked(name, environment, tmp_path):
 
 @pytest.mark.parametrize("name", mark_slow(["d4rl", "robomimic"], "d4rl"))
 def test_files_are_converted(name, environment, tmp_path):
-    written = call(environment, tmp_path, "convert", DATA / SOURCES["d4rl"], "--format", name, "--out", "out.hdf5")
+    (tmp_path / "map.yaml").write_text("{select: {length: [1, null]}, cast: {observation: float64}}")
+    command = ("convert", DATA / SOURCES["d4rl"], "--format", name, "--out", "out.hdf5", "--map", "map.yaml")
+    written = call(environment, tmp_path, *command)
     assert written.returncode == 0, written.stderr
     again = json.loads(call(environment, tmp_path, "inspect", "out.hdf5", "--json").stdout)
     assert (again["episodes"], again["steps"]) == (80, 16_080)

@@ -133,11 +133,11 @@ class MappedSource:
         spec = make_step_spec(first.steps)
         spec = _add_bounds(spec, low.steps, high.steps, unbounded)
         read = _ChangedEpisodes(self.source, function, keeps_images=keeps_images).read
-        spaces = {name: _make_space(spec.get(field)) for name, field in _SPACES.items()}
         spaces = {
             name: space
-            for name, space in spaces.items()
-            if getattr(self.source, name) is not None and space != _make_space(self.spec.get(_SPACES[name]))
+            for name, field in _SPACES.items()
+            if getattr(self.source, name) is not None
+            and (space := _make_space(spec.get(field))) != _make_space(self.spec.get(field))
         }
         return MappedSource(self.source, spec, first).replace(names, read=read, **spaces)
 
