@@ -26,7 +26,7 @@ from .number_types import seconds
 from .output import json_option
 from .quiet import status
 
-_MARKS = {"ok": "[green]ok    [/]", "note": "[yellow]note  [/]", "broken": "[red]broken[/]"}
+_MARKS = {"ok": "[green]ok   [/]", "info": "[yellow]info [/]", "error": "[red]error[/]"}
 _REINSTALL = f"pip install --no-deps -r requirements/py3{sys.version_info[1]}.lock (in the checkout)"
 
 #: Packages whose versions are printed if they are installed; `pip check` finds those that are missing.
@@ -68,9 +68,9 @@ class Finding:
 
     Attributes:
       name: name of the check.
-      state: 'ok', 'note' or 'broken'.
+      state: 'ok', 'info' or 'error'.
       result: the result, such as a version.
-      fix: the command or advice that fixes the problem; may be empty.
+      fix: the command or advice that fixes it; may be empty.
     """
 
     name: str
@@ -94,21 +94,21 @@ def doctor(quick: bool, timeout: float, as_json: bool) -> int:
     It prints the versions of the main packages, runs pip check, uses each library once in a subprocess (so that a crash
     is reported like any other failure), and starts a server, writes an item to it and reads it back. A server of a
     Python without dm-reverb runs in its own environment, which is created if necessary. The exit code is 1 if
-    anything is broken, else 0.
+    there is an error, else 0.
     """
     findings = []
     for finding in _run_checks(quick=quick, timeout_secs=timeout):
         findings.append(finding)
         if not as_json:
             _print_finding(finding)
-    broken = [finding for finding in findings if finding.state == "broken"]
+    errors = [finding for finding in findings if finding.state == "error"]
     if as_json:
-        output.print_json({"healthy": not broken, "findings": [asdict(finding) for finding in findings]})
-    elif broken:
-        print(f"\n{output.count(len(broken), 'problem')} found; run the commands above")
+        output.print_json({"healthy": not errors, "findings": [asdict(finding) for finding in findings]})
+    elif errors:
+        print(f"\n{output.count(len(errors), 'error')} found; run the commands above")
     else:
-        print("\nno problems found" + (" (libraries were not loaded; leave out --quick to try them)" if quick else ""))
-    return 1 if broken else 0
+        print("\nno errors found" + (" (libraries were not loaded; leave out --quick to try them)" if quick else ""))
+    return 1 if errors else 0
 
 
 def _run_checks(*, quick: bool, timeout_secs: float) -> Iterator[Finding]:
@@ -126,14 +126,14 @@ def _print_finding(finding: Finding) -> None:
     line = f"[bold]{output.escape_markup(finding.name)}[/]: {output.escape_markup(finding.result)}"
     out.print(f"{_MARKS[finding.state]}  {line}", soft_wrap=True)
     if finding.fix:
-        out.print(f"        {output.escape_markup(finding.fix)}", soft_wrap=True)
+        out.print(f"       {output.escape_markup(finding.fix)}", soft_wrap=True)
 
 
 def _check_python() -> Finding:
     is_supported = (3, 10) <= sys.version_info[:2] <= (3, 13)
     fix = "" if is_supported else "use Python 3.10 to 3.13"
     version = f"{platform.python_version()} on {sys.platform}"
-    return Finding("python", "ok" if is_supported else "broken", version, fix)
+    return Finding("python", "ok" if is_supported else "error", version, fix)
 
 
 def _check_versions() -> Iterator[Finding]:
@@ -142,14 +142,14 @@ def _check_versions() -> Iterator[Finding]:
         yield Finding(name, "ok", version)
     if {"tensorflow", "tensorflow-cpu"} <= versions.keys():
         fix = "pip uninstall tensorflow tensorflow-cpu, then install one of them"
-        yield Finding("tensorflow and tensorflow-cpu", "broken", "both are installed", fix)
+        yield Finding("tensorflow and tensorflow-cpu", "error", "both are installed", fix)
     yield from _check_pairs(versions)
     for name, (extra, purpose) in _OPTIONAL.items():
         if optional := _find_version(name):
             yield Finding(f"{name} (optional)", "ok", optional)
         else:
             needed = f"not installed; needed {purpose}"
-            yield Finding(f"{name} (optional)", "note", needed, install_command(extra))
+            yield Finding(f"{name} (optional)", "info", needed, install_command(extra))
 
 
 def _check_pairs(versions: Mapping[str, str]) -> Iterator[Finding]:
@@ -158,11 +158,11 @@ def _check_pairs(versions: Mapping[str, str]) -> Iterator[Finding]:
     numpy = versions.get("numpy", "0")
     if _read_version(numpy) >= (2, 0) and _read_version(tensorflow) < _FIRST_WITH_NUMPY_2:
         result = f"NumPy {numpy} does not work with TensorFlow {tensorflow}, which was built for NumPy 1"
-        yield Finding("numpy and tensorflow", "broken", result, 'pip install "numpy<2"')
+        yield Finding("numpy and tensorflow", "error", result, 'pip install "numpy<2"')
     if tensorflow != "99" and (triton := _find_version("triton")):
         result = f"triton {triton}, of a PyTorch for GPUs, can crash in a process that has loaded TensorFlow before it"
         fix = "begin programs that use both with `import triton`, or install PyTorch for CPUs (docs/versions.md)"
-        yield Finding("torch and tensorflow", "note", result, fix)
+        yield Finding("torch and tensorflow", "info", result, fix)
 
 
 def _read_version(version: str) -> tuple[int, ...]:
@@ -177,14 +177,14 @@ def _find_version(name: str) -> str | None:
 
 
 def _check_requirements() -> Iterator[Finding]:
-    """Yields a finding per violated requirement that `pip check` reports, which is broken if it is of rlds2reverb."""
+    """Yields a finding per violated requirement that `pip check` reports, which is an error if it is of rlds2reverb."""
     if _find_version("pip") is None:
-        yield Finding("requirements", "note", "cannot be checked without pip", "uv pip check")
+        yield Finding("requirements", "info", "cannot be checked without pip", "uv pip check")
         return
     run = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False)
     violated = [line for line in run.stdout.splitlines() if run.returncode and not _is_expected(line)]
     for line in violated:
-        yield Finding("requirements", "broken" if line.startswith("rlds2reverb ") else "note", line, _REINSTALL)
+        yield Finding("requirements", "error" if line.startswith("rlds2reverb ") else "info", line, _REINSTALL)
     if not violated:
         yield Finding("requirements", "ok", "satisfied")
 
@@ -206,7 +206,7 @@ def check_server(timeout_secs: float) -> Finding:
     try:
         python, _ = find_server_python()
     except ServerUnavailableError as error:
-        return Finding("Reverb server", "broken", str(error))
+        return Finding("Reverb server", "error", str(error))
     program = "from rlds2reverb.cli.doctor import try_server; try_server()"
     return _try(f"Reverb server on {python}", program, timeout_secs)
 
@@ -245,9 +245,9 @@ def _try(name: str, program: str, timeout_secs: float) -> Finding:
                 command, capture_output=True, text=True, timeout=timeout_secs, env=environment, check=False
             )
     except subprocess.TimeoutExpired:
-        return Finding(name, "broken", f"took longer than {timeout_secs:g} s", _REINSTALL)
+        return Finding(name, "error", f"took longer than {timeout_secs:g} s", _REINSTALL)
     if run.returncode:
         code = run.returncode
         end = f"crashed ({signal.Signals(-code).name})" if code < 0 else f"exited with code {code}"
-        return Finding(name, "broken", ": ".join([end, *run.stderr.strip().splitlines()[-1:]]), _REINSTALL)
+        return Finding(name, "error", ": ".join([end, *run.stderr.strip().splitlines()[-1:]]), _REINSTALL)
     return Finding(name, "ok", run.stdout.strip().splitlines()[-1])

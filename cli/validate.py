@@ -15,7 +15,7 @@ from rlds2reverb.datasets.dataset_statistics import DatasetStatistics
 from rlds2reverb.datasets.readers.lerobot import DIRECTORY
 from rlds2reverb.datasets.summary import SummaryParts, describe_unterminated
 from rlds2reverb.datasets.transforms import apply_transforms
-from rlds2reverb.errors import CheckpointError, Problem, SourceError
+from rlds2reverb.errors import CheckpointError, ErrorFinding, SourceError
 from rlds2reverb.system.text import format_bytes, format_columns, format_facts
 from rlds2reverb.types.locations import expand_path, is_table_directory
 
@@ -61,7 +61,7 @@ class _Result:
         return {**counts, **vars(parts.left_out), "num_errors": found + bool(self.source_error)}
 
     @property
-    def errors(self) -> list[Problem]:
+    def errors(self) -> list[ErrorFinding]:
         """The first errors."""
         return [] if self.statistics is None else self.statistics.errors
 

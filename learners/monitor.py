@@ -32,7 +32,7 @@ class Monitor:
         return secs
 
     def rates(self) -> dict[str, float]:
-        """Returns `steps_per_sec`, `data_wait_share` in [0, 1], and `data_wait_ms` and `train_ms` per iteration.
+        """Returns `updates_per_sec`, `data_wait_share` in [0, 1], and `data_wait_ms` and `train_ms` per iteration.
 
         Hooks are not included. The dict is empty until a second call was recorded.
         """
@@ -40,7 +40,7 @@ class Monitor:
             return {}
         num, secs, wait = (sum(column) for column in zip(*self._calls, strict=True))
         return {
-            "steps_per_sec": num / secs,
+            "updates_per_sec": num / secs,
             "data_wait_share": min(wait / secs, 1.0),
             "data_wait_ms": 1000 * wait / num,
             "train_ms": 1000 * max(secs - wait, 0.0) / num,

@@ -20,10 +20,10 @@ from .envs.film import Film as Film, record_film as record_film
 from .errors import (
     CheckpointError as CheckpointError,
     CorruptFileError as CorruptFileError,
+    ErrorFinding as ErrorFinding,
     InsufficientMemoryError as InsufficientMemoryError,
     InvalidEpisodeError as InvalidEpisodeError,
     KeyCollisionError as KeyCollisionError,
-    Problem as Problem,
     RateLimitedError as RateLimitedError,
     ResourceInUseError as ResourceInUseError,
     ResumeError as ResumeError,

@@ -27,7 +27,7 @@ class Message(str):
       sentence: the sentence without these arguments.
       about: name of the argument that the sentence is about, which stands before it, or ''.
       value: its value; `...` if it is not shown.
-      remedies: arguments that solve the problem, which follow the sentence, by name; a value of `...` is not shown.
+      remedies: arguments to pass instead, which follow the sentence, by name; a value of `...` is not shown.
     """
 
     sentence: str
@@ -130,8 +130,8 @@ class SpecMismatchError(Rlds2ReverbError, ValueError):
 
 
 @dataclass(frozen=True)
-class Problem:
-    """A problem found in an episode: the episode, the step (None for the whole episode), the field and a message."""
+class ErrorFinding:
+    """An error found in an episode: the episode, the step (None for the whole episode), the field and a message."""
 
     episode: int
     step: int | None
@@ -147,16 +147,16 @@ class InvalidEpisodeError(Rlds2ReverbError, ValueError):
     """An episode violates a rule of RLDS or contains invalid numbers.
 
     Attributes:
-      problems: all problems of the episode; the message names the first one.
+      errors: all errors of the episode; the message names the first one.
     """
 
-    def __init__(self, problems: Sequence[Problem]):
-        more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
-        super().__init__(f"{problems[0]}{more}")
-        self.problems = list(problems)
+    def __init__(self, errors: Sequence[ErrorFinding]):
+        more = f"; and {len(errors) - 1} more" if len(errors) > 1 else ""
+        super().__init__(f"{errors[0]}{more}")
+        self.errors = list(errors)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.problems,)
+        return type(self), (self.errors,)
 
 
 class SourceError(Rlds2ReverbError, ValueError):

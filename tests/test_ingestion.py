@@ -192,9 +192,9 @@ def test_invalid_episode_raises_before_anything_is_written():
 def test_invalid_episodes_are_skipped_or_kept_and_counted():
     report, items = ingest_and_read(make_invalid_episodes(), on_invalid="skip_episode")
     assert (report.episodes, report.skipped_episodes, len(items)) == (2, 2, 4)
-    assert [(p.episode, p.step, p.field) for p in report.problems] == [(1, 1, "reward"), (2, 1, "discount")]
+    assert [(p.episode, p.step, p.field) for p in report.errors] == [(1, 1, "reward"), (2, 1, "discount")]
     report, items = ingest_and_read(make_invalid_episodes(), on_invalid="keep")
-    assert (report.episodes, report.kept_problems, len(items)) == (4, 2, 8)
+    assert (report.episodes, report.kept_errors, len(items)) == (4, 2, 8)
 
 
 def test_episode_without_steps_is_skipped_and_counted(data):
@@ -205,13 +205,13 @@ def test_episode_without_steps_is_skipped_and_counted(data):
 
 
 @pytest.mark.drill("F11")
-def test_unstorable_episodes_are_skipped_when_problems_are_kept():
+def test_unstorable_episodes_are_skipped_when_errors_are_kept():
     uneven, float64 = episode(3, terminal=True), episode(3, terminal=True)
     uneven["reward"] = uneven["reward"][:2]
     float64["reward"] = float64["reward"].astype(np.float64)
     report, items = ingest_and_read([episode(2, terminal=True), uneven, float64], on_invalid="keep")
     assert (report.episodes, report.skipped_episodes, len(items)) == (1, 2, 1)
-    assert [problem.episode for problem in report.problems] == [1, 2]
+    assert [error.episode for error in report.errors] == [1, 2]
 
 
 @pytest.mark.drill("F11")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb.datasets.steps.step_columns import StepColumns
-from rlds2reverb.errors import InvalidEpisodeError, Problem
+from rlds2reverb.errors import ErrorFinding, InvalidEpisodeError
 from rlds2reverb.learners.agents.unit_conversions import count_categories, find_action_mask
 from rlds2reverb.types import fields
 from rlds2reverb.types.specs import Nest, leaves, path_name
@@ -58,7 +58,7 @@ class LegalValues:
                 row, message = found
                 episode = int(np.searchsorted(np.cumsum(num_steps), row, side="right"))
                 step = row - int(num_steps[:episode].sum())
-                raise InvalidEpisodeError([Problem(first + episode, step, fields.OBSERVATION, message)])
+                raise InvalidEpisodeError([ErrorFinding(first + episode, step, fields.OBSERVATION, message)])
             first += len(num_steps)
 
     def find_illegal(

@@ -256,7 +256,7 @@ class _Evaluation:
             self._settings.behaviour if estimator.uses_ratios else None,
             size,
         )
-        return replace(result, warnings=tuple(self._find_problems(result)))
+        return replace(result, warnings=tuple(self._find_warnings(result)))
 
     def _make_terms(self, method: str) -> np.ndarray:
         """Returns the terms of a method, float64 [K, N, T + 1]; T is 0 for fitted Q evaluation."""
@@ -476,9 +476,9 @@ class _Evaluation:
 
         return self._data.map(compute, self._data.starts, (fields.OBSERVATION, fields.ACTION)).T
 
-    def _find_problems(self, result: PolicyEstimate) -> list[str]:
+    def _find_warnings(self, result: PolicyEstimate) -> list[str]:
         """Returns sentences about what may be wrong with an estimate."""
-        problems, estimator, num = [], ESTIMATORS[result.method], result.num_episodes
+        warnings, estimator, num = [], ESTIMATORS[result.method], result.num_episodes
         options = self._settings.fqe
         num_time_constants = options.num_updates * options.target_update_rate * (1 - self._data.gamma)
         size, ends = result.effective_sample_size, np.cumsum(self._data.lengths) - 1
@@ -486,37 +486,37 @@ class _Evaluation:
         num_truncated = int((self._data.env_discounts[ends] > 0).sum()) + num_unknown
         low, high = self._data.returns.min(), self._data.returns.max()
         if size is not None and size < _MIN_EPISODES:
-            problems.append(
+            warnings.append(
                 f"the effective sample size is {size:,.1f} of {num:,} episodes, so neither the estimate nor its "
                 "interval is reliable; use fqe, or a policy closer to the data"
             )
         if num < _MIN_EPISODES:
-            problems.append(f"there are only {num} episodes; bootstrap intervals of so few are too narrow")
+            warnings.append(f"there are only {num} episodes; bootstrap intervals of so few are too narrow")
         if self._data.is_trained_on:
-            problems.append("the policy was trained on these episodes, which favours it; use others")
+            warnings.append("the policy was trained on these episodes, which favours it; use others")
         if num_truncated and not estimator.uses_values:
-            problems.append(
+            warnings.append(
                 f"{num_truncated:,} of {num:,} episodes are truncated, and the estimate does not include later rewards"
             )
         if estimator.uses_values and options.ensemble_size == 1:
-            problems.append("a single Q-function was fitted; the interval does not include the uncertainty of the fit")
+            warnings.append("a single Q-function was fitted; the interval does not include the uncertainty of the fit")
         if estimator.uses_values and num_time_constants < _MIN_TIME_CONSTANTS:
-            problems.append(
+            warnings.append(
                 f"the Q-functions may not have converged: the updates are {num_time_constants:.1f} time "
                 f"constants, of which {_MIN_TIME_CONSTANTS} are enough; make more updates"
             )
         if estimator.uses_values and num_unknown:
-            problems.append(
+            warnings.append(
                 f"{num_unknown:,} of {num:,} episodes are truncated without a last observation; their last transitions "
                 "are left out of the fit"
             )
         if self._policy.has_state:
-            problems.append(
+            warnings.append(
                 "the actions of the policy depend on earlier steps, which are those of the data here, not its own"
             )
         if estimator.uses_values and not low <= result.estimate <= high:
-            problems.append(
+            warnings.append(
                 "the estimate is an extrapolation: the discounted returns from all steps of the data are "
                 f"{low:,.4g} to {high:,.4g}"
             )
-        return problems
+        return warnings

@@ -98,12 +98,12 @@ def order_estimates(estimates: Sequence[PolicyEstimate]) -> list[PolicyEstimate]
     """Returns estimates from the highest to the lowest, the first with a warning if they are not comparable."""
     first, *others = sorted(estimates, key=lambda result: -result.estimate)
     if len({(result.gamma, result.num_episodes, result.data_return) for result in estimates}) > 1:
-        problem = Message(
+        warning = Message(
             "the estimates are not comparable, because the discounts or the held-out episodes of the policies differ; "
             "use data that no policy was trained on, and set the discount factor",
             gamma=...,
         )
-        first = replace(first, warnings=(problem, *first.warnings))
+        first = replace(first, warnings=(warning, *first.warnings))
     return [first, *others]
 
 
@@ -138,7 +138,9 @@ def save_estimates(estimates: Sequence[PolicyEstimate], path: str | Path) -> Non
 def format_estimates(estimates: Sequence[PolicyEstimate]) -> str:
     """Returns a table with a row per estimate, and a sentence on the order if they are of several policies."""
     interval = f"{estimates[0].confidence:.0%} interval"
-    table = format_columns(["policy", "method", "estimate", interval, "ESS"], [row.format_row() for row in estimates])
+    table = format_columns(
+        ["policy", "method", "estimate", interval, "effective sample size"], [row.format_row() for row in estimates]
+    )
     return f"{table}\n{describe_order(estimates)}" if len(estimates) > 1 else table
 
 

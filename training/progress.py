@@ -83,10 +83,10 @@ class Progress:
         return f"{step:>9,} of {self.num_iterations:,}"
 
     def _format_numbers(self, step: int, numbers: Mapping[str, float]) -> str:
-        rate = numbers.get("steps_per_sec", 0.0)
+        rate = numbers.get("updates_per_sec", 0.0)
         parts = [self._format_step(step), f"loss {numbers.get('loss', float('nan')):.4g}"]
         if rate:
-            parts += [f"{rate:,.0f} steps/s", f"data wait {numbers['data_wait_share']:.0%}"]
+            parts += [f"{rate:,.0f} updates/s", f"data wait {numbers['data_wait_share']:.0%}"]
         if rate and step < (total := self.num_iterations or 0):
             parts.append(format_time_left((total - step) / rate))
         if self._score and self._line.is_live:  # Elsewhere the score is on a previous line.

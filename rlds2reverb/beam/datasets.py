@@ -254,8 +254,8 @@ def _call(function: Callable[[Any], Any], value: Any) -> dict[str, Any]:
     try:
         return {"result": function(value)}
     except DATA_ERRORS as error:
-        problems = [vars(problem) for problem in getattr(error, "problems", [])]
-        return {"error": type(error).__name__, "message": str(error), "problems": problems}
+        found = [vars(finding) for finding in getattr(error, "errors", [])]
+        return {"error": type(error).__name__, "message": str(error), "errors": found}
 
 
 def _get_result(outcome: Mapping[str, Any], messages: list[Any]) -> Any:
@@ -265,6 +265,6 @@ def _get_result(outcome: Mapping[str, Any], messages: list[Any]) -> Any:
         return outcome["result"]
     name = outcome["error"]
     if name == "InvalidEpisodeError":
-        raise errors.InvalidEpisodeError([errors.Problem(**problem) for problem in outcome["problems"]])
+        raise errors.InvalidEpisodeError([errors.ErrorFinding(**finding) for finding in outcome["errors"]])
     kinds = {kind.__name__: kind for kind in (ValueError, TypeError, FileNotFoundError)}
     raise getattr(errors, name, kinds.get(name, ValueError))(outcome["message"])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from rlds2reverb.errors import Problem, SourceError
+from rlds2reverb.errors import ErrorFinding, SourceError
 from rlds2reverb.types.episode_batches import EpisodeBatch, batch_episodes
-from rlds2reverb.types.episodes import ProgressCallback, find_problems, read_until_error, show_progress
+from rlds2reverb.types.episodes import ProgressCallback, find_errors, read_until_error, show_progress
 from rlds2reverb.types.specs import Nest
 
 from .checks import DatasetChecks
@@ -42,7 +42,7 @@ class DatasetStatistics:
           has_sample: whether steps are sampled.
         """
         self.source, self.parts = source, SummaryParts()
-        self.errors: list[Problem] = []
+        self.errors: list[ErrorFinding] = []
         self.num_errors, self.num_unreadable, self.invalid = 0, 0, list[int]()
         self.error: SourceError | None = None
         self.sampler = StepSampler() if has_sample else None
@@ -70,7 +70,7 @@ class DatasetStatistics:
         self.parts.add_batch(batch)
         self._checks.add_batch(batch)
         if not batch.is_valid(self._step_spec):
-            self._find_problems(batch, position)
+            self._find_errors(batch, position)
         if self.sampler is not None:
             self.sampler.add_batch(batch, position)
 
@@ -79,13 +79,13 @@ class DatasetStatistics:
         """What the checks have found; see `check_dataset`."""
         return self._checks.finish()
 
-    def _add_unreadable(self, problem: Problem) -> None:
+    def _add_unreadable(self, error: ErrorFinding) -> None:
         self.num_errors, self.num_unreadable = self.num_errors + 1, self.num_unreadable + 1
-        self.errors += [problem][: max(0, self._max_errors - len(self.errors))]
+        self.errors += [error][: max(0, self._max_errors - len(self.errors))]
 
-    def _find_problems(self, batch: EpisodeBatch, position: int) -> None:
+    def _find_errors(self, batch: EpisodeBatch, position: int) -> None:
         for number, episode in enumerate(batch.episodes, position):
-            if found := find_problems(episode, self._step_spec):
+            if found := find_errors(episode, self._step_spec):
                 self.errors += found[: max(0, self._max_errors - len(self.errors))]
                 self.num_errors += len(found)
                 if len(self.invalid) < _MAX_ERRORS:

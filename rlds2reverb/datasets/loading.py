@@ -157,7 +157,7 @@ def load(
         as '/joint_states.position'; see `bags.open_bags`.
       data_dir: names of TFDS and OGBench only: the data directory in which names are looked up.
       download: names of TFDS and Minari only: whether a dataset that is not on this machine may be downloaded.
-      on_invalid: handling of episodes that cannot be read, or have problems (see `episodes.find_problems`): 'error', or
+      on_invalid: handling of episodes that cannot be read, or have errors (see `episodes.find_errors`): 'error', or
         'skip_episode', which leaves them out and lists them in `Source.skipped`.
 
     Returns:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from rlds2reverb.errors import Problem, SourceError
+from rlds2reverb.errors import ErrorFinding, SourceError
 from rlds2reverb.types import fields
 from rlds2reverb.types.episodes import Episode, make_metadata_spec, require_same_spec
 from rlds2reverb.types.ownership import copy_arrays, is_user_code
@@ -105,7 +105,7 @@ class Source:
         the episodes can only be read from the first one.
       identity: the files and options from which `read` was made; see `identify`.
       version: version of the dataset, such as '1.0.0' for one of TFDS; None if it has none.
-      skipped: the first problem of each episode that was left out while reading, if invalid episodes are left out.
+      skipped: the first error of each episode that was left out while reading, if invalid episodes are left out.
     """
 
     name: str
@@ -126,7 +126,7 @@ class Source:
     descriptions: Mapping[str, Any] = field(default_factory=dict, repr=False)
     identity: Identity | None = field(default=None, repr=False, compare=False)
     version: str | None = None
-    skipped: dict[int, Problem] | None = field(default=None, repr=False, compare=False)
+    skipped: dict[int, ErrorFinding] | None = field(default=None, repr=False, compare=False)
 
     __repr__ = short_repr
 

@@ -6,22 +6,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlds2reverb.errors import Problem, SourceError, UnusableSourceError
+from rlds2reverb.errors import ErrorFinding, SourceError, UnusableSourceError
 from rlds2reverb.types.episode_batches import batch_episodes
-from rlds2reverb.types.episodes import Episode, find_problems
+from rlds2reverb.types.episodes import Episode, find_errors
 
 from .source import Source, identify_step, keep_images_encoded
 
-#: Field of the problem of an episode that cannot be read.
+#: Field of the error of an episode that cannot be read.
 FILES = "files"
 #: Number of episodes in a row for which reading may fail with the same message.
 _MAX_REPEATS = 100
 
 
 def read_readable(
-    source: Source, on_error: Callable[[Problem], None], first: int = 0, stop: int | None = None
+    source: Source, on_error: Callable[[ErrorFinding], None], first: int = 0, stop: int | None = None
 ) -> Iterator[Episode]:
-    """Yields the episodes of a range that can be read; calls `on_error` with the problem of each of the others.
+    """Yields the episodes of a range that can be read; calls `on_error` with the error of each of the others.
 
     Raises:
       SourceError: If the source can only be read from the first episode, and one cannot be read; or if many in a row
@@ -44,16 +44,16 @@ def read_readable(
             reason = str(error)
             if repeats == _MAX_REPEATS:
                 raise
-            on_error(Problem(first, None, FILES, str(error)))
+            on_error(ErrorFinding(first, None, FILES, str(error)))
             first += 1
 
 
 @dataclass(frozen=True)
 class _ValidEpisodes:
-    """The episodes of a source that can be read and are valid; `skipped` receives the first problem of the others."""
+    """The episodes of a source that can be read and are valid; `skipped` receives the first error of the others."""
 
     source: Source
-    skipped: dict[int, Problem] = field(default_factory=dict)
+    skipped: dict[int, ErrorFinding] = field(default_factory=dict)
 
     @property
     def encoded(self) -> _ValidEpisodes | None:
@@ -77,19 +77,19 @@ class _ValidEpisodes:
         for batch in batch_episodes(read_readable(self.source, self._skip, first, stop)):
             is_valid = spec is not None and batch.is_valid(spec)
             for episode in batch.episodes:
-                problems = [] if is_valid else find_problems(episode, spec)
-                if problems:
-                    self._skip(problems[0])
+                errors = [] if is_valid else find_errors(episode, spec)
+                if errors:
+                    self._skip(errors[0])
                 else:
                     spec = self.source.make_step_spec(episode) if spec is None else spec
                     yield episode
 
-    def _skip(self, problem: Problem) -> None:
-        self.skipped[problem.episode] = problem
+    def _skip(self, error: ErrorFinding) -> None:
+        self.skipped[error.episode] = error
 
 
 def skip_invalid(source: Source) -> Source:
-    """Returns a source without the episodes that cannot be read or have problems, which its `skipped` lists.
+    """Returns a source without the episodes that cannot be read or have errors, which its `skipped` lists.
 
     A source that leaves them out already is returned unchanged. Episodes keep their numbers, and `num_episodes` and
     `count` include those that are left out. A source that can only be read from the first episode, such as a function,

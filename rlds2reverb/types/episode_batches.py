@@ -11,7 +11,7 @@ import tree
 
 from rlds2reverb.errors import InvalidEpisodeError
 
-from .episodes import Episode, SplitEpisodes, find_problems, has_problems
+from .episodes import Episode, SplitEpisodes, find_errors, has_errors
 from .short_repr import short_repr
 from .specs import Nest, concatenate, map_structure
 
@@ -88,16 +88,16 @@ class EpisodeBatch:
         return self.episodes[number].index, row - int(self.num_steps[:number].sum())
 
     def is_valid(self, step_spec: Nest | None = None) -> bool:
-        """Returns whether `episodes.find_problems` finds no problem in any of the episodes."""
-        return not has_problems(self.steps, self.num_steps, step_spec)
+        """Returns whether `episodes.find_errors` finds no error in any of the episodes."""
+        return not has_errors(self.steps, self.num_steps, step_spec)
 
     def require_valid(self, step_spec: Nest | None = None) -> None:
-        """Raises `InvalidEpisodeError` with the problems of the first episode in which `find_problems` finds some."""
+        """Raises `InvalidEpisodeError` with the errors of the first episode in which `find_errors` finds some."""
         if self.is_valid(step_spec):
             return
         for episode in self.episodes:
-            if problems := find_problems(episode, step_spec):
-                raise InvalidEpisodeError(problems)
+            if errors := find_errors(episode, step_spec):
+                raise InvalidEpisodeError(errors)
 
 
 def batch_episodes(episodes: Iterable[Episode]) -> Iterator[EpisodeBatch]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tree
 
-from rlds2reverb.errors import Problem, SourceError, SpecMismatchError
+from rlds2reverb.errors import ErrorFinding, SourceError, SpecMismatchError
 
 from . import fields
 from .short_repr import shorten
@@ -292,38 +292,38 @@ def _to_final_row(column: np.ndarray, observation: Any) -> np.ndarray:
     return row[None]
 
 
-def find_problems(episode: Episode, step_spec: Nest | None = None) -> list[Problem]:
-    """Returns all problems of an episode.
+def find_errors(episode: Episode, step_spec: Nest | None = None) -> list[ErrorFinding]:
+    """Returns all errors of an episode.
 
     Checks that there is at least one step; that all columns have the same length; that `is_first` is set on the first
     step only, `is_last` on the last step only, and `is_terminal` on no other step than the last; that discounts are in
     [0, 1]; that observation, action, reward and discount contain no NaN or Inf; and that the steps match `step_spec`
-    unless it is None. If TF-Agents has a message for a problem, the problem's message begins with it.
+    unless it is None. If TF-Agents has a message for an error, the error's message begins with it.
     """
-    problems = list(_find_length_problems(episode))
-    if not problems:
-        flag_problems = _find_flag_problems(episode, np.array([episode.num_steps]))
-        problems = [*flag_problems, *_find_number_problems(episode)]
+    errors = list(_find_length_errors(episode))
+    if not errors:
+        flag_errors = _find_flag_errors(episode, np.array([episode.num_steps]))
+        errors = [*flag_errors, *_find_number_errors(episode)]
     if step_spec is not None and episode.num_steps:
         try:
             require_same_spec(episode.steps, step_spec, episode.index)
         except SpecMismatchError as error:
-            problems.append(Problem(episode.index, None, fields.STEPS, str(error)))
-    return problems
+            errors.append(ErrorFinding(episode.index, None, fields.STEPS, str(error)))
+    return errors
 
 
-def has_problems(steps: dict[str, Nest], num_steps: np.ndarray, step_spec: Nest | None = None) -> bool:
-    """Returns whether `find_problems` would find a problem in any of several concatenated episodes.
+def has_errors(steps: dict[str, Nest], num_steps: np.ndarray, step_spec: Nest | None = None) -> bool:
+    """Returns whether `find_errors` would find an error in any of several concatenated episodes.
 
     Args:
       steps: columns `[R, ...]` of all episodes.
       num_steps: int64 `[E]`, the number of steps of each episode.
-      step_spec: see `find_problems`.
+      step_spec: see `find_errors`.
     """
     joined = Episode(steps, 0)
-    if not num_steps.all() or any(_find_length_problems(joined)):
+    if not num_steps.all() or any(_find_length_errors(joined)):
         return True
-    if any(_find_flag_problems(joined, num_steps)) or any(_find_number_problems(joined)):
+    if any(_find_flag_errors(joined, num_steps)) or any(_find_number_errors(joined)):
         return True
     return step_spec is not None and make_step_spec(steps) != step_spec
 
@@ -357,18 +357,18 @@ def list_metadata(episode: Episode, metadata_spec: Nest) -> dict[str, np.ndarray
     return {"/".join(path): value for path, value in leaves(episode.metadata)}
 
 
-def _find_length_problems(episode: Episode) -> Iterator[Problem]:
+def _find_length_errors(episode: Episode) -> Iterator[ErrorFinding]:
     num_steps = episode.num_steps
     for path, column in leaves(episode.steps):
         if len(column) != num_steps:
             message = f"{path_name(path)} must have {num_steps} rows like is_first, got {len(column)}"
-            yield Problem(episode.index, None, fields.STEPS, message)
+            yield ErrorFinding(episode.index, None, fields.STEPS, message)
     if not num_steps:
-        yield Problem(episode.index, None, fields.STEPS, "The episode has no steps; remove or skip it.")
+        yield ErrorFinding(episode.index, None, fields.STEPS, "The episode has no steps; remove or skip it.")
 
 
-def _find_flag_problems(episode: Episode, num_steps: np.ndarray) -> Iterator[Problem]:
-    """Yields the problems of an episode, or of several concatenated ones of `num_steps` steps, int64 `[E]`."""
+def _find_flag_errors(episode: Episode, num_steps: np.ndarray) -> Iterator[ErrorFinding]:
+    """Yields the errors of an episode, or of several concatenated ones of `num_steps` steps, int64 `[E]`."""
     is_first, is_last, is_terminal = (episode.steps[name] for name in fields.FLAG_FIELDS)
     ends = np.cumsum(num_steps)
     at_start, at_end = np.zeros((2, ends[-1]), bool)
@@ -383,10 +383,10 @@ def _find_flag_problems(episode: Episode, num_steps: np.ndarray) -> Iterator[Pro
     )
     for name, is_broken, message in rules:
         for step in np.flatnonzero(is_broken):
-            yield Problem(episode.index, int(step), name, message)
+            yield ErrorFinding(episode.index, int(step), name, message)
 
 
-def _find_number_problems(episode: Episode) -> Iterator[Problem]:
+def _find_number_errors(episode: Episode) -> Iterator[ErrorFinding]:
     for path, column in leaves({name: episode.steps[name] for name in _FINITE_FIELDS}):
         if column.dtype.kind not in "fc" or np.isfinite(column).all():
             continue
@@ -394,9 +394,11 @@ def _find_number_problems(episode: Episode) -> Iterator[Problem]:
         step = int(np.argmax(is_bad))
         more = f" (and in {is_bad.sum() - 1} more steps)" if is_bad.sum() > 1 else ""
         value = "NaN" if np.isnan(column[step]).any() else "Inf"
-        yield Problem(episode.index, step, str(path[0]), f"{path_name(path)} holds {value}{more}.")
+        yield ErrorFinding(episode.index, step, str(path[0]), f"{path_name(path)} holds {value}{more}.")
     discount = episode.steps[fields.DISCOUNT]
     outside = (discount < 0) | (discount > 1)
     if outside.any():
         step = int(np.argmax(outside.reshape(len(discount), -1).any(axis=1)))
-        yield Problem(episode.index, step, fields.DISCOUNT, f"The discount must be in [0, 1], got {discount[step]}.")
+        yield ErrorFinding(
+            episode.index, step, fields.DISCOUNT, f"The discount must be in [0, 1], got {discount[step]}."
+        )

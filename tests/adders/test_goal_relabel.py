@@ -9,7 +9,7 @@ from reference_impls import assert_equal_nests
 
 from rlds2reverb import ingest, load
 from rlds2reverb.adders import GoalRelabel, NStep, check_adder
-from rlds2reverb.types.episodes import Episode, find_problems
+from rlds2reverb.types.episodes import Episode, find_errors
 
 
 def sparse_reward(achieved, desired, transitions):
@@ -52,7 +52,7 @@ def describe(episodes):
     described = []
     for episode in episodes:
         steps, goals = episode.steps, episode.steps["observation"]["goals"]
-        assert not find_problems(episode)
+        assert not find_errors(episode)
         described.append(
             (
                 goals["now"][:, 0].tolist(),
@@ -198,7 +198,7 @@ def test_copies_match_the_naive_loop(positions, strategy, unit, num_goals, ends,
     size = 1 if strategy == "final" else num_goals
     assert len(copies) == (len(positions) > 1) * size * (len(positions) - 1 if unit == "transition" else 1)
     for copy, slow in zip(copies, expected, strict=True):
-        assert not find_problems(copy)
+        assert not find_errors(copy)
         assert_equal_nests(copy.steps, slow)
     assert_equal_nests(steps, before)
     assert_equal_nests([copy.steps for copy in relabel(Episode(steps, 5))], [copy.steps for copy in copies])

@@ -115,7 +115,7 @@ def test_invalid_episode_raises_and_leaves_nothing(data, tmp_path):
         convert_with_beam(tmp_path / "nan.hdf5", tmp_path / "out", **small())
     with pytest.raises(InvalidEpisodeError) as expected:
         ingest(tmp_path / "nan.hdf5", tmp_path / "out")
-    assert caught.value.problems == expected.value.problems
+    assert caught.value.errors == expected.value.errors
     assert [path.name for path in tmp_path.iterdir()] == ["nan.hdf5"]
 
 

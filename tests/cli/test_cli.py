@@ -184,7 +184,7 @@ def test_datasets_are_downloaded_only_with_the_option(data, capsys, tmp_path, mo
     assert (code, downloads) == (1, []) and "allow the download (--load download)" in err
     for _ in range(2):  # The second time, the dataset is on this machine.
         code, out, _ = call(capsys, "convert", "mujoco/hopper/dev-v0", "--load", "download", "--out", tmp_path / "out")
-        assert (code, downloads) == (0, ["mujoco/hopper/dev-v0"]) and "episodes     8\n" in out
+        assert (code, downloads) == (0, ["mujoco/hopper/dev-v0"]) and "episodes       8\n" in out
 
 
 # --- validate
@@ -302,7 +302,7 @@ def test_validate_lists_findings_and_fails_on_their_severity(capsys, rows_file):
 
 
 @pytest.mark.parametrize(("fail_on", "expected"), [("error", 2), ("never", 2)])
-def test_problems_fail_whatever_the_findings(data, capsys, fail_on, expected):
+def test_errors_fail_whatever_the_findings(data, capsys, fail_on, expected):
     path = data / "malformed/hdf5/nan_reward.hdf5"
     code, out, _ = call(capsys, "validate", path, "--json", "--fail-on", fail_on)
     (finding,) = [found for found in json.loads(out)["findings"] if found["severity"] == "error"]
@@ -350,7 +350,7 @@ def size(server, table="replay"):
 def test_convert_to_a_server_writes_to_a_running_server(data, capsys, server):
     code, out, err = call(capsys, "convert", data / HOPPER, "--out", f"localhost:{server.port}")
     assert (code, err) == (0, "") and size(server) == 911
-    assert "911 in each table\n  item kind    transitions (2 steps each)" in out and "steps/s" in out
+    assert "911 in each table\n  item kind      transitions (2 steps each)" in out and "steps per sec" in out
 
 
 def test_convert_to_a_server_applies_options_and_prints_json(data, capsys, server, tmp_path):
@@ -429,7 +429,7 @@ def test_convert_writes_a_directory_once(data, capsys, tmp_path):
 )
 def test_convert_to_a_server_makes_the_kind_of_items_in_the_options(data, capsys, server, options, items, kind):
     code, out, err = call(capsys, "convert", data / HOPPER, "--out", f"localhost:{server.port}", *options)
-    assert (code, err) == (0, "") and size(server) == items and f"item kind    {kind}\n" in out
+    assert (code, err) == (0, "") and size(server) == items and f"item kind      {kind}\n" in out
 
 
 def test_convert_distributes_several_files_over_shards(data, capsys, tmp_path):

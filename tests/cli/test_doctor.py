@@ -40,7 +40,7 @@ def versions(monkeypatch):
 
 
 @pytest.mark.slow
-def test_doctor_finds_no_problem_in_this_installation(capsys):
+def test_doctor_finds_no_error_in_this_installation(capsys):
     code, findings = doctor(capsys)
     assert code == 0, findings
     python, _ = interpreter.find_server_python()
@@ -53,7 +53,7 @@ def test_both_variants_of_tensorflow_are_reported(capsys, versions):
     versions |= {"tensorflow": "2.15.1", "tensorflow-cpu": "2.15.1"}
     code, findings = doctor(capsys, "--quick")
     both = findings["tensorflow and tensorflow-cpu"]
-    assert code == 1 and both["state"] == "broken"
+    assert code == 1 and both["state"] == "error"
     assert both["fix"].startswith("pip uninstall tensorflow tensorflow-cpu")
 
 
@@ -61,25 +61,25 @@ def test_packages_that_do_not_work_together_are_reported(capsys, versions):
     versions |= {"tensorflow": "2.15.1", "tensorflow-cpu": None, "numpy": "2.4.1", "triton": "3.8.0"}
     code, findings = doctor(capsys, "--quick")
     numpy, torch = findings["numpy and tensorflow"], findings["torch and tensorflow"]
-    assert code == 1 and numpy["state"] == "broken" and numpy["fix"] == 'pip install "numpy<2"'
-    assert torch["state"] == "note" and "`import triton`" in torch["fix"]
+    assert code == 1 and numpy["state"] == "error" and numpy["fix"] == 'pip install "numpy<2"'
+    assert torch["state"] == "info" and "`import triton`" in torch["fix"]
     versions |= {"tensorflow": "2.20.0", "triton": None}
     code, findings = doctor(capsys, "--quick")
     assert code == 0 and not {"numpy and tensorflow", "torch and tensorflow"} & findings.keys()
 
 
-def test_a_missing_extra_is_a_note_with_a_fix(capsys, versions):
+def test_a_missing_extra_is_an_info_with_a_fix(capsys, versions):
     versions["mujoco"] = None
     code, findings = doctor(capsys, "--quick")
     assert code == 0 and findings["gymnasium (optional)"]["result"] == "1.3.0"
     mujoco = findings["mujoco (optional)"]
-    assert mujoco["state"] == "note" and mujoco["fix"].endswith("mujoco==3.3.7")
+    assert mujoco["state"] == "info" and mujoco["fix"].endswith("mujoco==3.3.7")
     assert mujoco["result"] == "not installed; needed to evaluate policies"
 
 
 @pytest.mark.slow
-def test_violated_requirements_are_problems_of_this_package_and_notes_of_others(tmp_path):
-    states = {"rlds2reverb": "broken", "plugin": "note"}
+def test_violated_requirements_are_errors_of_this_package_and_infos_of_others(tmp_path):
+    states = {"rlds2reverb": "error", "plugin": "info"}
     for name in states:
         info = tmp_path / f"{name}-9.dist-info"
         info.mkdir()
@@ -87,9 +87,9 @@ def test_violated_requirements_are_problems_of_this_package_and_notes_of_others(
     process = run_doctor(tmp_path, "--quick")
     for name, state in states.items():
         assert (
-            f"{state:<6}  requirements: {name} 9 requires absent, which is not installed.\n        pip install --no-deps"
+            f"{state:<5}  requirements: {name} 9 requires absent, which is not installed.\n       pip install --no-deps"
         ) in process.stdout
-    assert process.returncode == 1 and "\n1 problem found; run the commands above\n" in process.stdout
+    assert process.returncode == 1 and "\n1 error found; run the commands above\n" in process.stdout
 
 
 def answer(monkeypatch, returncode=0, stdout="", stderr=""):
@@ -114,16 +114,16 @@ def test_each_violated_requirement_that_the_lock_files_satisfy_is_found(capsys, 
     calls = answer(monkeypatch, 1, "\n".join([*expected, *violated]))
     assert run(["doctor", "--quick"]) == 1
     printed = capsys.readouterr().out
-    assert f"broken  requirements: {violated[0]}\n        pip install --no-deps" in printed
-    assert f"note    requirements: {violated[1]}" in printed and "libclang" not in printed
-    assert "\n1 problem found; run the commands above\n" in printed and "satisfied" not in printed
+    assert f"error  requirements: {violated[0]}\n       pip install --no-deps" in printed
+    assert f"info   requirements: {violated[1]}" in printed and "libclang" not in printed
+    assert "\n1 error found; run the commands above\n" in printed and "satisfied" not in printed
     assert [command[1:] for command, _ in calls] == [["-m", "pip", "check"]]
     for code, output in ((1, expected[0]), (0, "No broken requirements found."), (0, violated[0])):
         answer(monkeypatch, code, output)
         code, findings = doctor(capsys, "--quick")
         assert (code, findings["requirements"]["result"]) == (0, "satisfied")
     assert run(["doctor", "--quick"]) == 0
-    assert "no problems found (libraries were not loaded; leave out --quick to try them)" in capsys.readouterr().out
+    assert "no errors found (libraries were not loaded; leave out --quick to try them)" in capsys.readouterr().out
 
 
 def test_programs_that_fail_are_found_with_their_last_line(capsys, versions, monkeypatch):
@@ -161,7 +161,7 @@ def test_the_report_is_complete_when_a_library_is_broken(name, tmp_path):
     assert process.returncode == 1 and process.stderr == ""
     assert {"python", "requirements", "h5py", "TF-Agents", "TFDS"} <= set(findings)
     assert any(name.startswith("Reverb server on ") for name in findings)
-    assert findings["TensorFlow"]["state"] == "broken" and error in findings["TensorFlow"]["result"]
+    assert findings["TensorFlow"]["state"] == "error" and error in findings["TensorFlow"]["result"]
     assert findings["TensorFlow"]["fix"].startswith("pip install --no-deps -r requirements/py3")
 
 
@@ -171,7 +171,7 @@ def test_a_missing_environment_for_servers_is_reported(monkeypatch):
 
     monkeypatch.setattr(interpreter, "find_server_python", raise_error)
     finding = doctor_module.check_server(10.0)
-    assert (finding.state, finding.result) == ("broken", "no environment; install uv")
+    assert (finding.state, finding.result) == ("error", "no environment; install uv")
 
 
 def test_other_commands_suggest_the_doctor_after_an_import_error(tmp_path):

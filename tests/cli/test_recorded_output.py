@@ -74,7 +74,12 @@ def make_documents(name, folder):
         printed += run_command("inspect", target) + run_command("validate", target) if Path(target).exists() else ""
     printed = printed.replace(str(DATA), "DATA").replace(str(folder), "FOLDER")
     # Durations, and the sizes of files, which depend on the versions of libraries.
-    return re.sub(r"[\d.,]+ (s|ms|steps/s)\b|(?<=size )  .* kB( on disk)?$", "N", printed, flags=re.MULTILINE)
+    return re.sub(
+        r"(?<=per sec  )[\d,]+|[\d.,]+ m?s\b|(?<=size )  .* kB( on disk)?$",
+        "N",
+        printed,
+        flags=re.MULTILINE,
+    )
 
 
 @pytest.mark.parametrize("name", [*SOURCES, "written"])

@@ -19,7 +19,7 @@ from rlds2reverb.datasets import Source, load
 from rlds2reverb.datasets.readers import minari
 from rlds2reverb.datasets.transforms import DropFields, apply_transforms
 from rlds2reverb.errors import SourceError
-from rlds2reverb.types.episodes import find_problems
+from rlds2reverb.types.episodes import find_errors
 
 #: For each path: kind, and the numbers of episodes, steps and terminals.
 DATA = {
@@ -47,7 +47,7 @@ def test_each_format_is_detected_and_valid(data, name):
     num_steps, num_terminals = sum(e.num_steps for e in episodes), sum(e.is_terminal for e in episodes)
     assert (source.kind, len(episodes), num_steps, num_terminals) == DATA[name]
     assert source.num_episodes in (None, len(episodes))
-    assert [problem for e in episodes for problem in find_problems(e, source.step_spec)] == []
+    assert [error for e in episodes for error in find_errors(e, source.step_spec)] == []
 
 
 @pytest.mark.parametrize("name", mark_slow_except(FAST, [name for name in DATA if "pixels" not in name]))

@@ -22,7 +22,7 @@ from rlds2reverb.datasets.transforms import (
     clip_actions,
     describe_changes,
 )
-from rlds2reverb.types.episodes import find_problems
+from rlds2reverb.types.episodes import find_errors
 
 
 def apply(source, *transforms):
@@ -151,10 +151,10 @@ def test_clip_actions_keeps_a_margin_of_half_the_width():
 def test_cut_at_terminal_ends_episodes_at_the_first_success(data):
     path = data / "rlds_prepared/robomimic_ph/lift_ph_low_dim/1.0.1"
     source = load(path)
-    assert any(find_problems(e) for e in source)
+    assert any(find_errors(e) for e in source)
     after, _ = apply(path, CutAtTerminal())
     for before, cut in zip(source, after, strict=True):
-        assert find_problems(cut) == [] and cut.is_terminal
+        assert find_errors(cut) == [] and cut.is_terminal
         assert cut.num_steps == int(np.argmax(before.steps["is_terminal"])) + 1
 
 

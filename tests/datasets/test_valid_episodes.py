@@ -68,7 +68,7 @@ def test_other_episodes_are_read_in_any_part(path):
     source = load(path, on_invalid="skip_episode")
     assert [episode.index for episode in source] == [0, 2]
     assert sorted(source.skipped) == [1, 3, 4]
-    assert {number: problem.field for number, problem in source.skipped.items()} == {
+    assert {number: error.field for number, error in source.skipped.items()} == {
         1: "files",
         3: "files",
         4: "action",
@@ -135,10 +135,10 @@ def test_training_data_leave_out_and_count(path, tmp_path, is_stored):
 def test_many_failures_for_the_same_reason_are_those_of_the_source(tmp_path):
     path = write_sample(tmp_path / "x", [2] * 150, features={CAMERA: None}, files=[0] * 20 + [1] * 130)
     (path / "data/chunk-000/file-001.parquet").unlink()
-    problems, read = [], []
+    errors, read = [], []
     with pytest.raises(SourceError, match="file-001.parquet is missing"):
-        read += read_readable(load(path), problems.append)
-    assert len(problems) == 100 and {problem.message for problem in problems} == {problems[0].message}
+        read += read_readable(load(path), errors.append)
+    assert len(errors) == 100 and {error.message for error in errors} == {errors[0].message}
 
 
 def test_function_ends_at_an_episode_that_cannot_be_read():

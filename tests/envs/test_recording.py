@@ -12,7 +12,7 @@ from rlds2reverb.envs import BatchedEnvironment, Environment, record_episodes, s
 from rlds2reverb.envs.env_specs import BoundedArraySpec
 from rlds2reverb.envs.time_steps import restart, termination, to_rlds_step, transition, truncation
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.types.episodes import find_problems
+from rlds2reverb.types.episodes import find_errors
 from rlds2reverb.types.specs import ArraySpec
 
 ACTION = BoundedArraySpec((), np.dtype(np.int32), 0, 9)
@@ -65,7 +65,7 @@ def test_episodes_have_both_ends_and_the_steps_of_their_time_steps():
         expected = to_rlds_step(now, after)
         for name in ("action", "reward", "discount", "is_first", "is_last", "is_terminal"):
             assert first.steps[name][row] == expected[name], (name, row)
-    assert not [problem for episode in source for problem in find_problems(episode, source.step_spec)]
+    assert not [error for episode in source for error in find_errors(episode, source.step_spec)]
 
 
 def test_num_steps_is_exact_and_the_last_episodes_are_unterminated():

@@ -137,7 +137,7 @@ def test_logged_numbers_are_means_since_the_last_log(tmp_path):
     assert [at for at, _ in logged] == [4, 8]
     assert [numbers["estimate"] for _, numbers in logged] == [3.0, 7.0]  # The means of 1.5 .. 4.5 and 5.5 .. 8.5.
     assert all(numbers["train_secs"] >= 0 and numbers["data_wait_secs"] >= 0 for _, numbers in logged)
-    assert 0 <= logged[1][1]["data_wait_share"] <= 1 and logged[1][1]["steps_per_sec"] > 0
+    assert 0 <= logged[1][1]["data_wait_share"] <= 1 and logged[1][1]["updates_per_sec"] > 0
 
 
 def test_custom_hook_stops_the_run(tmp_path):

@@ -69,7 +69,7 @@ def test_monitor_excludes_the_first_call_from_rates():
     assert monitor.rates() == {}
     monitor.add(10, 2.0, 0.5)
     monitor.add(30, 2.0, 0.5)
-    rates = {"steps_per_sec": 10.0, "data_wait_share": 0.25, "data_wait_ms": 25.0, "train_ms": 75.0}
+    rates = {"updates_per_sec": 10.0, "data_wait_share": 0.25, "data_wait_ms": 25.0, "train_ms": 75.0}
     assert monitor.rates() == rates
     assert monitor.take_secs() == {"train_secs": 102.0, "data_wait_secs": 2.0}
     assert monitor.take_secs() == {"train_secs": 0.0, "data_wait_secs": 0.0}

@@ -42,7 +42,10 @@ def test_clean_reduces_the_colours_of_images():
         ("return -515.2", "return  -515.9"),
         ("mean [1. 2.5]", "mean [1.   2.5 ]"),
         ("10,202 items in 1.2 s", "10,202 items in 14 s"),
-        ("loss 0.1   1,234 steps/s   data wait 3%   12 s left", "loss 0.1   99 steps/s   data wait 41%   1.5 min left"),
+        (
+            "loss 0.1   1,234 updates/s   data wait 3%   12 s left",
+            "loss 0.1   99 updates/s   data wait 41%   1.5 min left",
+        ),
         ("fingerprint  xxh128 38a619b1e0502c07", "fingerprint  xxh128 a52b986a13392d0c"),
         ("nan", "nan"),
     ],

@@ -31,10 +31,11 @@ _PATHS = (
     (re.compile(r"(?:/[\w.-]+){0,9}?/tests/data\b"), "DATA"),
 )
 _PNG = "image/png"
-_PROGRESS = re.compile(r"\d steps/s\b")
+_PROGRESS = re.compile(r"\d updates/s\b")
 #: Durations, rates and fingerprints.
 _NOT_COMPARED = re.compile(
-    r"\b\d[\d,.]* ?(?:ms|s|secs?|seconds|min|minutes|(?:steps|items|updates|MB)/s)(?![\w/])|data wait \d+%|xxh128 \w+"
+    r"\b\d[\d,.]* ?(?:ms|s|secs?|seconds|min|minutes|(?:steps|items|updates|MB)/s)(?![\w/])|data wait \d+%"
+    r"|steps per sec +[\d,]+|xxh128 \w+"
 )
 _NUMBER = re.compile(r"[-+−]?(?:\d[\d,]*\.?\d*(?:e[-+]?\d+)?|\bnan\b|\binf\b)")
 

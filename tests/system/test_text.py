@@ -24,5 +24,5 @@ def test_reports_fit_in_80_columns(tmp_path):
     for report in (ingest(source, tmp_path / "out"), summarize(source)):
         lines = str(report).splitlines()
         assert len(lines) < 22 and max(map(len, lines)) <= 80
-    assert "items        5 in each table" in str(ingest(source, tmp_path / "out"))
+    assert "items          5 in each table" in str(ingest(source, tmp_path / "out"))
     assert "return     " in str(summarize(source)) and "(quartiles " in str(summarize(source))

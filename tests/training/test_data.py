@@ -119,7 +119,7 @@ def test_invalid_episodes_raise_as_in_ingest(tmp_path, field, step, value):
         ingest(episodes, tmp_path / "out")
     with pytest.raises(InvalidEpisodeError) as got:
         open_data(episodes, IQL)
-    assert got.value.problems == expected.value.problems and got.value.problems[0].episode == 1
+    assert got.value.errors == expected.value.errors and got.value.errors[0].episode == 1
 
 
 def test_episode_with_other_fields_raises():
@@ -325,11 +325,11 @@ def test_bounds_of_discrete_actions_are_otherwise_those_of_the_data():
 
 
 @pytest.mark.parametrize(
-    ("actions", "problem"),
+    ("actions", "reason"),
     [([0, 1000, 2000, 0], "the only actions are 0, 1000, 2000"), ([4, 4], "the only action is 4")],
 )
-def test_unknown_number_of_discrete_actions_raises(actions, problem):
-    with pytest.raises(SpecMismatchError, match=rf"is unknown, because {problem}; re-encode .*, or pass .* \(env\)"):
+def test_unknown_number_of_discrete_actions_raises(actions, reason):
+    with pytest.raises(SpecMismatchError, match=rf"is unknown, because {reason}; re-encode .*, or pass .* \(env\)"):
         open_data([make_log(actions)], DQN)
     assert open_data([make_log(actions)], DQN, action_space=Discrete(2001)).action_spec.maximum == 2000
 

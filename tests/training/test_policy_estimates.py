@@ -38,7 +38,7 @@ def test_estimates_are_described_in_text():
         "warning: odd",
     ]
     table = format_estimates([HIGH, LOW]).splitlines()
-    assert table[0].split() == ["policy", "method", "estimate", "90%", "interval", "ESS"]
+    assert table[0].split() == ["policy", "method", "estimate", "90%", "interval", "effective", "sample", "size"]
     assert [row.split()[-1] for row in table[1:3]] == ["7.2", "-"]
     assert table[3:] == ["no order is certain, because the intervals overlap"]
     assert "from 40 episodes of maze" in str(replace(LOW, is_held_out=False))

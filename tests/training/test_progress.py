@@ -6,7 +6,7 @@ import types
 from rlds2reverb.training import Progress
 
 EVALUATION = {"evaluation/mean_return": 1234.56, "evaluation/score": 43.21}
-NUMBERS = {"loss": 0.5, "steps_per_sec": 100.0, "data_wait_share": 0.07}
+NUMBERS = {"loss": 0.5, "updates_per_sec": 100.0, "data_wait_share": 0.07}
 
 
 def make_progress(num_iterations, **options):
@@ -22,7 +22,7 @@ def test_lines_are_plain_without_a_terminal(capsys):
     progress.close()
     assert capsys.readouterr().err.splitlines() == [
         "    1,000 of 7,000   return 1,234.6 score 43.2",
-        "    1,000 of 7,000   loss 0.5   100 steps/s   data wait 7%   1.0 min left",
+        "    1,000 of 7,000   loss 0.5   100 updates/s   data wait 7%   1.0 min left",
     ]
 
 
@@ -31,7 +31,7 @@ def test_a_terminal_shows_one_line_with_the_newest_score(capsys, monkeypatch):
     progress = make_progress(7000)
     progress.log(1000, EVALUATION)
     progress.log(1000, NUMBERS)
-    shown = "    1,000 of 7,000   loss 0.5   return 1,234.6 score 43.2   100 steps/s   data wait 7%   1.0 min left"
+    shown = "    1,000 of 7,000   loss 0.5   return 1,234.6 score 43.2   100 updates/s   data wait 7%   1.0 min left"
     assert capsys.readouterr().err == f"\r\x1b[K    1,000 of 7,000   return 1,234.6 score 43.2\n\r\x1b[K{shown}"
     progress.close()
     assert capsys.readouterr().err == "\r\x1b[K"

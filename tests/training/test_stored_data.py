@@ -114,7 +114,7 @@ def test_invalid_episode_with_encoded_images_is_named(data):
     steps = {**episodes[5].steps, "reward": np.full(episodes[5].num_steps, np.nan, np.float32)}
     with pytest.raises(InvalidEpisodeError) as error:
         open_data([*[one.steps for one in episodes[:5]], steps], TrainingConfig("bc"))
-    assert error.value.problems[0].episode == 5
+    assert error.value.errors[0].episode == 5
 
 
 def test_data_that_do_not_fit_in_memory_are_stored(tmp_path, monkeypatch, data):

@@ -10,7 +10,7 @@ from reference_impls import assert_equal_nests, episode, episodes
 from rlds2reverb.adders.trajectory_windows import PADDINGS, TrajectoryEpisodes, TrajectoryWindows
 from rlds2reverb.errors import InvalidEpisodeError
 from rlds2reverb.types.episode_batches import EpisodeBatch, batch_episodes
-from rlds2reverb.types.episodes import Episode, find_problems
+from rlds2reverb.types.episodes import Episode, find_errors
 from rlds2reverb.types.fingerprints import episode_digests
 from rlds2reverb.types.items import ItemBatch, Items
 from rlds2reverb.types.specs import make_step_spec
@@ -63,18 +63,18 @@ def test_one_invalid_episode_makes_a_batch_invalid(position, field, step, value)
     all_steps = [episode(3, terminal=False) for _ in range(3)]
     assert EpisodeBatch(make_episodes(all_steps)).is_valid(make_step_spec(all_steps[0]))
     all_steps[position][field][step] = value
-    assert find_problems(Episode(all_steps[position], 0))
+    assert find_errors(Episode(all_steps[position], 0))
     assert not EpisodeBatch(make_episodes(all_steps)).is_valid()
 
 
-def test_require_valid_raises_with_the_problems_of_the_first_invalid_episode():
+def test_require_valid_raises_with_the_errors_of_the_first_invalid_episode():
     all_steps = [episode(3, terminal=False) for _ in range(4)]
     batch = EpisodeBatch(make_episodes(all_steps))
     batch.require_valid(make_step_spec(all_steps[0]))
     all_steps[1]["is_first"][1] = all_steps[3]["is_first"][2] = True
     with pytest.raises(InvalidEpisodeError, match="is_first is set inside the episode") as raised:
         EpisodeBatch(make_episodes(all_steps)).require_valid()
-    assert raised.value.problems == find_problems(Episode(all_steps[1], 1))
+    assert raised.value.errors == find_errors(Episode(all_steps[1], 1))
 
 
 @examples(50)

@@ -1,11 +1,11 @@
-"""Tests of episodes built from transitions, and of problems found in episodes."""
+"""Tests of episodes built from transitions, and of errors found in episodes."""
 
 import numpy as np
 import pytest
 from reference_impls import episode
 
 from rlds2reverb.errors import InvalidEpisodeError
-from rlds2reverb.types.episodes import Episode, find_problems, from_transitions
+from rlds2reverb.types.episodes import Episode, find_errors, from_transitions
 from rlds2reverb.types.specs import make_step_spec
 
 OBSERVATIONS = np.array([[10.0], [11.0], [12.0]], np.float32)
@@ -94,10 +94,10 @@ def make_invalid_episode(name: str, step: int, value: object) -> Episode:
         ("action", 3, -np.inf, "step['action'] holds Inf."),
     ],
 )
-def test_find_problems_reports_episode_step_and_field(name, step, value, message):
-    problems = find_problems(make_invalid_episode(name, step, value))
-    matching = [problem for problem in problems if problem.message.startswith(message)]
-    assert len(matching) == 1, problems
+def test_find_errors_reports_episode_step_and_field(name, step, value, message):
+    errors = find_errors(make_invalid_episode(name, step, value))
+    matching = [error for error in errors if error.message.startswith(message)]
+    assert len(matching) == 1, errors
     assert (matching[0].episode, matching[0].step, matching[0].field) == (7, step, name)
     assert f"(episode 7, step {step}, field {name})" in str(matching[0])
 
@@ -109,35 +109,33 @@ def test_end_is_known_unless_the_last_transition_or_its_observation_is_missing()
     assert not any(Episode(steps, 0, **{mark: True}).is_end_known for mark in marks)
 
 
-def test_valid_episode_has_no_problems():
-    assert find_problems(Episode(episode(3, terminal=True, nested=True), 0)) == []
+def test_valid_episode_has_no_errors():
+    assert find_errors(Episode(episode(3, terminal=True, nested=True), 0)) == []
 
 
-def test_missing_steps_and_uneven_columns_are_problems():
+def test_missing_steps_and_uneven_columns_are_errors():
     steps = episode(3, terminal=True)
     empty = {name: column[:0] for name, column in steps.items()}
-    assert [str(problem) for problem in find_problems(Episode(empty, 2))] == [
+    assert [str(error) for error in find_errors(Episode(empty, 2))] == [
         "The episode has no steps; remove or skip it. (episode 2, field steps)"
     ]
     uneven = Episode({**steps, "reward": steps["reward"][:2]}, 0)
-    (problem,) = find_problems(uneven)
-    assert problem.message.startswith("step['reward'] must have 3 rows like is_first, got 2")
+    (error,) = find_errors(uneven)
+    assert error.message.startswith("step['reward'] must have 3 rows like is_first, got 2")
 
 
-def test_invalid_episode_error_names_one_problem_and_counts_the_others():
-    problems = find_problems(make_invalid_episode("is_first", 0, False)) * 3
-    error = InvalidEpisodeError(problems)
-    assert str(error) == f"{problems[0]}; and 2 more" and error.problems == problems
+def test_invalid_episode_error_names_one_error_and_counts_the_others():
+    errors = find_errors(make_invalid_episode("is_first", 0, False)) * 3
+    error = InvalidEpisodeError(errors)
+    assert str(error) == f"{errors[0]}; and 2 more" and error.errors == errors
 
 
-def test_different_spec_is_a_problem():
+def test_different_spec_is_an_error():
     spec = make_step_spec(episode(2, terminal=False))
     other = episode(2, terminal=False)
     other["reward"] = other["reward"].astype(np.float64)
-    (problem,) = find_problems(Episode(other, 3), spec)
-    assert (
-        "step['reward'] is float64 [], but the first episode (this is episode 3) expects float32 []" in problem.message
-    )
+    (error,) = find_errors(Episode(other, 3), spec)
+    assert "step['reward'] is float64 [], but the first episode (this is episode 3) expects float32 []" in error.message
 
 
 def test_episode_counts_and_terminal_flag():

@@ -269,7 +269,7 @@ class Coordinator:
     def status(self) -> dict[str, Any]:
         """Returns the progress of the run.
 
-        `step`, `steps_per_sec` and `loss` are those of the learner; `num_collectors`, `collected_steps`,
+        `step`, `updates_per_sec` and `loss` are those of the learner; `num_collectors`, `collected_steps`,
         `collected_per_sec` and `collected_return` those of the collectors; `policy_age_updates` is the number of
         updates since the oldest policy with which one collects, and `policy_age_secs` the time since a policy was
         sent; `replay_size` is the number of items by table, and
@@ -282,7 +282,7 @@ class Coordinator:
         online_updates = max(self._learner_step - self._config.num_offline_updates, 0)
         return {
             "step": self._learner_step,
-            "steps_per_sec": rates["learner"],
+            "updates_per_sec": rates["learner"],
             "loss": self._learn_info.get("loss"),
             "num_collectors": len(collectors),
             "collected_steps": collected,

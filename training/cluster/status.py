@@ -10,7 +10,7 @@ from ..config import TrainingConfig
 
 def format_status(status: Mapping[str, Any], config: TrainingConfig) -> str:
     """Returns one line about the state of a run; see `Coordinator.status`."""
-    parts = [f"{status['step']:>9,} of {config.num_updates:,}", f"{status['steps_per_sec']:,.0f} updates/s"]
+    parts = [f"{status['step']:>9,} of {config.num_updates:,}", f"{status['updates_per_sec']:,.0f} updates/s"]
     if status["loss"] is not None:
         parts.append(f"loss {status['loss']:.4g}")
     if config.online_steps:

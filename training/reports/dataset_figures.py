@@ -293,7 +293,7 @@ def _draw_curves(axes: Axes, curves: list[tuple[str, np.ndarray]], first_step: i
         shown = values if is_shared else 0.8 * ((values - low) / (high - low or 1) - 0.5) - number
         axes.plot(steps, shown, label=escape_label(name), **style | {"linewidth": 1.0, "drawstyle": drawstyle})
     if not is_shared:
-        axes.set_ylim(0.6 - len(curves), 0.6)
+        axes.set_ylim(0.4 - len(curves), 0.6)
         axes.set_yticks(-np.arange(len(curves)), [escape_label(name) for name, _ in curves], fontsize="x-small")
         right = axes.secondary_yaxis("right")
         right.set_yticks(-np.arange(len(curves)), ranges, fontsize="x-small")

@@ -41,7 +41,7 @@ from .page import Page, Report
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Q_MEAN, STEPS_PER_SEC, LOSS = "q_mean", "steps_per_sec", "loss"
+Q_MEAN, UPDATES_PER_SEC, LOSS = "q_mean", "updates_per_sec", "loss"
 #: Numbers of which the report shows the values on held-out episodes: losses, and the scale of the values.
 _HELD_OUT_LOSSES = ("critic_loss", "td_error", Q_MEAN, "actor_loss")
 #: Kind of the finding that Q-values match the achieved returns.
@@ -314,13 +314,13 @@ def _draw_q_values(group: Sequence[Run]) -> Figure:
 
 
 def _add_throughput(page: Page, groups: dict[str, list[Run]]) -> None:
-    rates = _get_series(groups, STEPS_PER_SEC)
+    rates = _get_series(groups, UPDATES_PER_SEC)
     waiting = {label: group for label, group in groups.items() if len(data_wait_shares(group)[0])}
     if rates or waiting:
         page.add_section("Throughput")
     if rates:
         figure = draw_lines(rates, "updates per second")
-        figure.axes[0].set_ylim(bottom=0)
+        figure.axes[0].set_ylim(0, 1.2 * figure.axes[0].get_ylim()[1])
         page.add_figure("Speed", figure, caption="Without evaluations, checkpoints and other hooks.")
     if waiting:
         figure, axes = make_axes()

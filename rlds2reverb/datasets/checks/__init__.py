@@ -77,7 +77,7 @@ class DatasetChecks:
         return sorted(findings, key=lambda found: (-SEVERITIES.index(found.severity), names.index(found.check)))
 
     def _is_regular(self, batch: EpisodeBatch) -> bool:
-        """Returns whether a batch can be checked; `find_problems` reports all others."""
+        """Returns whether a batch can be checked; `find_errors` reports all others."""
         num_rows = int(batch.num_steps.sum())
         if not num_rows or any(len(column) != num_rows for _, column in leaves(batch.steps)):
             return False

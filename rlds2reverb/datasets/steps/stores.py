@@ -57,7 +57,7 @@ from .step_columns import StepColumns
 MANIFEST, PLAN = "store.json", "plan.json"
 _PART_MANIFEST = "part.json"
 _LOCK = ".lock"
-#: File that says that `require_valid_store` has found no problem.
+#: File that says that `require_valid_store` has found no error.
 _VALID = "valid.json"
 _VERSION = 2
 _PART_NAME = re.compile(r"part-\d{4}")

@@ -57,7 +57,7 @@ class WriteReport:
       episodes: number of episodes written.
       transitions: number of transitions written.
       skipped_episodes: number of episodes left out because of `on_invalid="skip_episode"`.
-      kept_problems: number of problems in episodes that were written because of `on_invalid="keep"`.
+      kept_errors: number of errors in episodes that were written because of `on_invalid="keep"`.
       size_bytes: size on disk.
       warnings: warnings of the source, and sentences about what the written dataset does not contain.
       statistics: values and changes of the transforms of the source; see `transforms.apply_transforms`.
@@ -70,7 +70,7 @@ class WriteReport:
     episodes: int
     transitions: int
     skipped_episodes: int
-    kept_problems: int
+    kept_errors: int
     size_bytes: int
     warnings: tuple[str, ...] = ()
     statistics: Mapping[str, Any] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class WriteReport:
         facts += [("episodes", f"{self.episodes:,}"), ("transitions", f"{self.transitions:,}")]
         if self.skipped_episodes:
             facts.append(("skipped", f"{self.skipped_episodes:,} invalid episodes"))
-        if count := self.kept_problems:
+        if count := self.kept_errors:
             facts.append(("note", f"{count:,} error{'s' * (count != 1)} in episodes that were written anyway"))
         facts += [("verified", self.verified)] * bool(self.verified)
         facts += [("size", format_bytes(self.size_bytes)), *(("note", sentence) for sentence in self.notes)]
@@ -141,7 +141,7 @@ def write_dataset(
         LeRobot a directory.
       format: 'd4rl' or 'robomimic' (HDF5 files), 'rlds' (directory as TFDS prepares it), 'minari' or 'lerobot'
         (directories).
-      on_invalid: handling of episodes with problems (see `episodes.find_problems`), which except for RLDS include
+      on_invalid: handling of episodes with errors (see `episodes.find_errors`), which except for RLDS include
         episodes without a transition: 'error'; 'skip_episode', which also leaves out episodes that cannot be read; or
         'keep', which writes numbers that are NaN or Inf, and to RLDS datasets also any flags.
       recompute_discounts: all formats except for RLDS: whether to replace the dataset's discounts if they are not
@@ -168,7 +168,7 @@ def write_dataset(
     Raises:
       FileExistsError: If the path exists.
       ImportError: If the format requires a package that is not installed.
-      InvalidEpisodeError: If an episode has problems and `on_invalid` is 'error'.
+      InvalidEpisodeError: If an episode has errors and `on_invalid` is 'error'.
       SourceError: If the source cannot be read, has no episodes, or has fields that the format cannot represent; with
         `verify`, also if the written dataset, which is kept, differs from the source.
       SpecMismatchError: If `on_invalid` is 'keep' and the spec of an episode differs from that of the first.

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb.errors import InvalidEpisodeError, Message, Problem, SourceError
+from rlds2reverb.errors import ErrorFinding, InvalidEpisodeError, Message, SourceError
 from rlds2reverb.types import fields
 from rlds2reverb.types.episode_batches import EpisodeBatch, batch_episodes
-from rlds2reverb.types.episodes import Episode, ProgressCallback, find_problems, require_same_spec, show_progress
+from rlds2reverb.types.episodes import Episode, ProgressCallback, find_errors, require_same_spec, show_progress
 from rlds2reverb.types.left_out import LeftOut, find_nonzero_final_rows
 from rlds2reverb.types.ownership import isolate
 from rlds2reverb.types.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name
@@ -91,7 +91,7 @@ class WrittenEpisodes:
 
     Attributes:
       step_spec: the spec of a step.
-      counts: numbers of `episodes` and `transitions` yielded, of `skipped_episodes`, and of `kept_problems`.
+      counts: numbers of `episodes` and `transitions` yielded, of `skipped_episodes`, and of `kept_errors`.
       left_out: counts of the values that no transition has.
       has_final_steps: whether the last step of an episode is its final observation.
     """
@@ -124,7 +124,7 @@ class WrittenEpisodes:
         self.step_spec = source.step_spec if step_spec is None else step_spec
         _require_dtypes(self.step_spec, limits.name)
         self._may_be_empty = may_be_empty
-        self.counts = Counter(episodes=0, transitions=0, skipped_episodes=0, kept_problems=0)
+        self.counts = Counter(episodes=0, transitions=0, skipped_episodes=0, kept_errors=0)
         self.left_out = LeftOut()
         self._source, self._limits, self._on_invalid, self._progress = source, limits, on_invalid, isolate(progress)
         self._checks_discounts = not limits.has_discounts and not recompute_discounts
@@ -190,30 +190,30 @@ class WrittenEpisodes:
             return batch
         valid = []
         for episode in batch.episodes:
-            problems = self._find_problems(episode)
-            if problems and self._on_invalid != "skip_episode":
-                raise InvalidEpisodeError(problems)
-            self.counts["skipped_episodes"] += bool(problems)
-            if not problems:
+            errors = self._find_errors(episode)
+            if errors and self._on_invalid != "skip_episode":
+                raise InvalidEpisodeError(errors)
+            self.counts["skipped_episodes"] += bool(errors)
+            if not errors:
                 valid.append(episode)
         return EpisodeBatch(valid) if valid else None
 
-    def _find_problems(self, episode: Episode) -> list[Problem]:
+    def _find_errors(self, episode: Episode) -> list[ErrorFinding]:
         if self._on_invalid == "keep":
             require_same_spec(episode.steps, self.step_spec, episode.index)
             names = () if self._limits.has_discounts else (*fields.FLAG_FIELDS, fields.STEPS)
-            found = find_problems(episode)
-            problems = [problem for problem in found if problem.field in names]
-            self.counts["kept_problems"] += len(found) - len(problems)
+            found = find_errors(episode)
+            errors = [error for error in found if error.field in names]
+            self.counts["kept_errors"] += len(found) - len(errors)
         else:
-            problems = find_problems(episode, self.step_spec)
-        if not problems and not self._is_long_enough(episode):
+            errors = find_errors(episode, self.step_spec)
+        if not errors and not self._is_long_enough(episode):
             message = (
                 f"the episode has no transition, which {self._limits.name} cannot represent; use the format 'rlds', or "
                 "skip invalid episodes"
             )
-            return [Problem(episode.index, None, fields.STEPS, message)]
-        return problems
+            return [ErrorFinding(episode.index, None, fields.STEPS, message)]
+        return errors
 
     def _is_long_enough(self, episode: Episode) -> bool:
         return self._count_transitions(episode) > 0 or (self._limits.has_discounts and self.has_final_steps)

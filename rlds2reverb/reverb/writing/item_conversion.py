@@ -14,7 +14,7 @@ from rlds2reverb.datasets import Source
 from rlds2reverb.errors import InvalidEpisodeError, SpecMismatchError
 from rlds2reverb.types import fields
 from rlds2reverb.types.episode_batches import EpisodeBatch
-from rlds2reverb.types.episodes import Episode, find_problems, require_same_spec
+from rlds2reverb.types.episodes import Episode, find_errors, require_same_spec
 from rlds2reverb.types.items import EpisodeAdder, ItemBatch
 from rlds2reverb.types.ownership import isolate
 from rlds2reverb.types.priorities import Priority, compute_priorities
@@ -24,7 +24,7 @@ from ..wire import keys, message_encoding
 from ..wire.encoder import Encoder
 from ..wire.item_blocks import ItemBlock
 from ..wire.packing import Packing, pack_columns, packed_signature, packed_spec
-from .report import MAX_REPORTED_PROBLEMS, IngestReport
+from .report import MAX_REPORTED_ERRORS, IngestReport
 
 #: How the columns of an item are stored in a table; see `reverb.wire.packing`.
 Layout = Literal["columns", "packed"]
@@ -64,26 +64,26 @@ class ItemConversion:
     left_out_fields: dict[str, str]
 
     def drop_skipped(self, batch: EpisodeBatch, report: IngestReport) -> EpisodeBatch | None:
-        """Returns the episodes of a batch that are not skipped, or None if all are; adds problems to a report.
+        """Returns the episodes of a batch that are not skipped, or None if all are; adds errors to a report.
 
         Episodes that no table can hold are skipped in any case.
 
         Raises:
-          InvalidEpisodeError: If there are problems and they are errors.
+          InvalidEpisodeError: If there are errors and `on_invalid` is 'error'.
         """
         if batch.is_valid(self.step_spec):
             return batch
         kept = []
         for episode in batch.episodes:
-            problems = find_problems(episode, self.step_spec)
-            if problems and self.on_invalid == "error":
-                raise InvalidEpisodeError(problems)
-            report.problems += problems[: MAX_REPORTED_PROBLEMS - len(report.problems)]
-            is_impossible = any(problem.field == fields.STEPS for problem in problems)
-            if is_impossible or (problems and self.on_invalid == "skip_episode"):
+            errors = find_errors(episode, self.step_spec)
+            if errors and self.on_invalid == "error":
+                raise InvalidEpisodeError(errors)
+            report.errors += errors[: MAX_REPORTED_ERRORS - len(report.errors)]
+            is_impossible = any(error.field == fields.STEPS for error in errors)
+            if is_impossible or (errors and self.on_invalid == "skip_episode"):
                 report.skipped_episodes += 1
             else:
-                report.kept_problems += len(problems)
+                report.kept_errors += len(errors)
                 kept.append(episode)
         return EpisodeBatch(kept) if kept else None
 
@@ -160,7 +160,7 @@ def make_conversion(
     Strings in additional step fields are left out.
 
     Raises:
-      InvalidEpisodeError: If that episode has problems and they are errors.
+      InvalidEpisodeError: If that episode has errors and `on_invalid` is 'error'.
       SourceError: If there is no episode.
       SpecMismatchError: If an observation or action holds strings, or the adder's items do not match its `item_spec`.
       ValueError: If a priority is out of range, or a column has an unsupported dtype.
@@ -230,11 +230,11 @@ def _row_spec(leaf: Any, *, squeeze: bool) -> ArraySpec:
 
 def _find_first_valid(first: Episode, source: Source, step_spec: Nest, on_invalid: OnInvalid) -> Episode:
     """Returns the first valid episode, or `first` if all are invalid."""
-    problems = find_problems(first, step_spec)
-    if problems and on_invalid == "error":
-        raise InvalidEpisodeError(problems)
-    valid = (episode for episode in source if not find_problems(episode, step_spec))
-    return next(valid, first) if problems else first
+    errors = find_errors(first, step_spec)
+    if errors and on_invalid == "error":
+        raise InvalidEpisodeError(errors)
+    valid = (episode for episode in source if not find_errors(episode, step_spec))
+    return next(valid, first) if errors else first
 
 
 def _require_no_strings(item_spec: Nest) -> None:

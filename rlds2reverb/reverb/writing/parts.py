@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlds2reverb.errors import Problem
+from rlds2reverb.errors import ErrorFinding
 from rlds2reverb.types.episode_batches import batch_episodes
 from rlds2reverb.types.episodes import Episode, locate_discontinuity
 from rlds2reverb.types.fingerprints import Fingerprint, episode_digests
@@ -57,7 +57,7 @@ class Scan:
     def from_dict(cls, values: dict[str, Any]) -> Scan:
         """Creates a scan from the values of `as_dict`."""
         report = dict(values["report"])
-        report["problems"] = [Problem(**problem) for problem in report["problems"]]
+        report["errors"] = [ErrorFinding(**error) for error in report["errors"]]
         return cls(**{**values, "digests": bytes.fromhex(values["digests"]), "report": IngestReport(**report)})
 
 

@@ -14,15 +14,15 @@ import xxhash
 
 from rlds2reverb.datasets.source import Source
 from rlds2reverb.datasets.transforms import describe_changes
-from rlds2reverb.errors import Problem
+from rlds2reverb.errors import ErrorFinding
 from rlds2reverb.system.text import format_bytes, format_facts, format_number
 from rlds2reverb.types.episode_batches import EpisodeBatch
 from rlds2reverb.types.items import EpisodeAdder
 from rlds2reverb.types.left_out import LeftOut
 from rlds2reverb.types.short_repr import short_repr
 
-#: The number of problems that a report lists.
-MAX_REPORTED_PROBLEMS = 20
+#: The number of errors that a report lists.
+MAX_REPORTED_ERRORS = 20
 #: The attributes of a report that are known before the first item.
 _KEPT = (
     *("source", "tables", "memory_bytes", "restarts", "writer"),
@@ -49,9 +49,9 @@ class IngestReport(LeftOut):
       resumed_steps: number of their steps.
       unterminated: number of episodes whose end is missing in the source; written as truncated.
       episodes_too_short: number of episodes that are too short for an item.
-      skipped_episodes: number of episodes skipped because of problems.
-      kept_problems: number of problems in episodes that were written anyway.
-      problems: the first 20 problems.
+      skipped_episodes: number of episodes skipped because of errors.
+      kept_errors: number of errors in episodes that were written anyway.
+      errors: the first 20 errors.
       seconds: seconds spent in each stage: 'check' (before anything is written), 'read', 'convert', 'write' and
         'verify'.
       memory_bytes: estimate of the memory that a server needs for the items; 0 if unknown.
@@ -78,8 +78,8 @@ class IngestReport(LeftOut):
     unterminated: int = 0
     episodes_too_short: int = 0
     skipped_episodes: int = 0
-    kept_problems: int = 0
-    problems: list[Problem] = field(default_factory=list)
+    kept_errors: int = 0
+    errors: list[ErrorFinding] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     memory_bytes: int = 0
     verified_items: int = 0
@@ -112,14 +112,14 @@ class IngestReport(LeftOut):
     def facts(self) -> list[tuple[str, str]]:
         """Returns the report as pairs of a name and a text; counts of zero are omitted."""
         seconds = ", ".join(f"{stage} {duration:.1f} s" for stage, duration in self.seconds.items())
-        speed = f"{format_number(round(self.steps_per_sec))} steps/s ({seconds})"
+        rate = f"{format_number(round(self.steps_per_sec))} ({seconds})"
         has_written = self.steps > self.resumed_steps or not self.steps
         facts = [
             ("tables", ", ".join(self.tables)),
             ("episodes", f"{self.episodes:,}"),
             ("steps", f"{self.steps:,} ({format_bytes(self.size_bytes)})"),
             ("items", f"{self.items:,} in each table"),
-            ("speed", speed if has_written else "nothing to write: an earlier run had written everything"),
+            ("steps per sec", rate if has_written else "nothing to write: an earlier run had written everything"),
         ]
         if self.verified_items:
             facts.append(
@@ -140,12 +140,12 @@ class IngestReport(LeftOut):
             (self.unterminated, "episode", "without an end in the data; written as truncated"),
             (self.episodes_too_short, "episode", "too short for an item"),
             (self.skipped_episodes, "invalid episode", "skipped"),
-            (self.kept_problems, "error", "in episodes that were written anyway"),
+            (self.kept_errors, "error", "in episodes that were written anyway"),
         ]
         facts += [("note", f"{count:,} {noun}{'s' * (count != 1)} {text}") for count, noun, text in counts if count]
         facts += [("note", sentence) for sentence in self.notes]
         facts += [("warning", sentence) for sentence in self.warnings]
-        return facts + [("error", str(problem)) for problem in self.problems[:5]]
+        return facts + [("error", str(error)) for error in self.errors[:5]]
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the report as plain dicts, for JSON."""
@@ -171,14 +171,14 @@ class IngestReport(LeftOut):
         self.count_left_out(batch, uses_all_actions=getattr(adder, "uses_all_actions", False))
 
     def add_skipped(self, source: Source) -> None:
-        """Adds the episodes that the source has left out, and their problems."""
+        """Adds the episodes that the source has left out, and their errors."""
         skipped = source.skipped or {}
         self.skipped_episodes += len(skipped)
-        problems = [skipped[episode] for episode in sorted(skipped)]
-        self.problems += problems[: MAX_REPORTED_PROBLEMS - len(self.problems)]
+        errors = [skipped[episode] for episode in sorted(skipped)]
+        self.errors += errors[: MAX_REPORTED_ERRORS - len(self.errors)]
 
     def merge_counts(self, other: IngestReport) -> None:
-        """Adds the counts, seconds and problems of the report of other episodes of the same dataset."""
+        """Adds the counts, seconds and errors of the report of other episodes of the same dataset."""
         for name, kind in IngestReport.__annotations__.items():
             if kind == "int":
                 setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -188,7 +188,7 @@ class IngestReport(LeftOut):
             for name, number in added.items():
                 totals[name] = totals.get(name, 0) + number
         self.merge_left_out(other)
-        self.problems = (self.problems + other.problems)[:MAX_REPORTED_PROBLEMS]
+        self.errors = (self.errors + other.errors)[:MAX_REPORTED_ERRORS]
 
     def set_fingerprint(self, fingerprints: Sequence[str]) -> None:
         """Sets the fingerprint to that of a single shard, or to a hash of those of several shards."""

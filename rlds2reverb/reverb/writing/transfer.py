@@ -117,7 +117,7 @@ class Transfer:
         """Reads all episodes before anything is written, and caches them if they are small enough.
 
         Raises:
-          InvalidEpisodeError: At the first episode with problems, if those are errors.
+          InvalidEpisodeError: At the first episode with errors, if `on_invalid` is 'error'.
         """
         cached: list[Episode] = []
         num_bytes = num_steps = 0
@@ -186,7 +186,7 @@ class Transfer:
         """Writes everything that an earlier run did not write.
 
         Raises:
-          InvalidEpisodeError: At an episode with problems, if those are errors and `check` was not called.
+          InvalidEpisodeError: At an episode with errors, if `on_invalid` is 'error' and `check` was not called.
           ResumeError: If the dataset is not the one that the earlier run wrote.
           ValueError: If there are more items than `max_items`.
         """
@@ -243,5 +243,5 @@ class Transfer:
             yield episode
 
     def _drop_skipped(self, batch: EpisodeBatch) -> EpisodeBatch | None:
-        is_checked = self.conversion.on_invalid == "error" and self.num_steps is not None  # `check` found no problems.
+        is_checked = self.conversion.on_invalid == "error" and self.num_steps is not None  # `check` found no errors.
         return batch if is_checked else self.conversion.drop_skipped(batch, self.report)

@@ -18,7 +18,7 @@ from rlds2reverb import StepOffsets, batches, load, write_dataset
 from rlds2reverb.cli import run
 from rlds2reverb.datasets.source import keep_images_encoded
 from rlds2reverb.errors import SourceError
-from rlds2reverb.types.episodes import FinalRow, find_problems
+from rlds2reverb.types.episodes import FinalRow, find_errors
 from rlds2reverb.types.specs import leaves
 
 LIFT = "formats/robomimic/d1_low_dim.hdf5"
@@ -44,7 +44,7 @@ def read(mapping, *logs):
     source = load(list(logs) or [make_log()], mapping=mapping)
     episodes = list(source)
     for episode in episodes:
-        assert not find_problems(episode, source.step_spec)
+        assert not find_errors(episode, source.step_spec)
     return episodes
 
 
@@ -304,7 +304,7 @@ def test_rates_are_changed_by_picking_averaging_and_adding(log, old, new, rows):
             assert get(after, "reward")[place] == get(before, "reward")[block].sum()
     assert (mapped.metadata["fps"], after.final_row, after.is_terminal) == (new, before.final_row, before.is_terminal)
     assert get(after, "reward").sum() == get(before, "reward").sum()
-    assert not find_problems(after, mapped.step_spec)
+    assert not find_errors(after, mapped.step_spec)
 
 
 # --- formats, stores and commands

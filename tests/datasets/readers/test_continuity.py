@@ -13,7 +13,7 @@ from rlds2reverb.datasets.readers.continuity import find_differing_rows, find_di
 from rlds2reverb.errors import SourceError
 from rlds2reverb.reverb.writing.report import IngestReport
 from rlds2reverb.types.episode_batches import EpisodeBatch
-from rlds2reverb.types.episodes import find_problems
+from rlds2reverb.types.episodes import find_errors
 
 
 def make_rows(ends, num_rows, *, jump_at=()):
@@ -60,7 +60,7 @@ def test_discontinuities_match_the_naive_loop_for_any_block_size(ends, jump_at, 
 def test_unflagged_reset_is_reported_and_valid():
     rows = make_rows([49, 99, 299, 399], 400, jump_at=[49, 199, 224])
     source = load(rows)
-    assert [problem for episode in source for problem in find_problems(episode, source.step_spec)] == []
+    assert [error for episode in source for error in find_errors(episode, source.step_spec)] == []
     summary = summarize(source)
     assert summary.discontinuities == 2
     (warning,) = summary.warnings
@@ -103,7 +103,7 @@ def test_shuffled_rows_require_independent_rows():
     assert [episode.index for episode in episodes] == list(range(100))
     for row, alone in enumerate(episodes):
         steps = alone.steps
-        assert find_problems(alone) == []
+        assert find_errors(alone) == []
         np.testing.assert_array_equal(steps["observation"], [rows["observations"][row], rows["next_observations"][row]])
         assert steps["action"].tolist() == [rows["actions"][row], 0]
         assert steps["reward"].tolist() == [rows["rewards"][row], 0]

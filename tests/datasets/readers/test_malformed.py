@@ -12,7 +12,7 @@ from properties import mark_slow_except
 
 from rlds2reverb.datasets import load
 from rlds2reverb.errors import SourceError
-from rlds2reverb.types.episodes import find_problems
+from rlds2reverb.types.episodes import find_errors
 
 
 class Error(str):
@@ -20,7 +20,7 @@ class Error(str):
 
 
 class Invalid(str):
-    """The beginning of a problem that `find_problems` reports."""
+    """The beginning of an error that `find_errors` reports."""
 
 
 # The expected result for each input: (episodes, terminals, unterminated episodes), or one of the classes above.
@@ -125,13 +125,13 @@ def test_malformed_input_is_read_or_raises(data, name, expected):
         return
     source = load(path)
     episodes = list(source)
-    problems = [str(problem) for episode in episodes for problem in find_problems(episode, source.step_spec)]
+    errors = [str(error) for episode in episodes for error in find_errors(episode, source.step_spec)]
     if isinstance(expected, tuple):
-        assert problems == []
+        assert errors == []
         num_terminals, num_unterminated = sum(e.is_terminal for e in episodes), sum(e.unterminated for e in episodes)
         assert (len(episodes), num_terminals, num_unterminated) == expected
     else:
-        assert any(problem.startswith(expected) for problem in problems), problems
+        assert any(error.startswith(expected) for error in errors), errors
 
 
 def test_file_with_a_non_ascii_name_is_read(data, tmp_path):

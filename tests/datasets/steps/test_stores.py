@@ -24,7 +24,7 @@ from rlds2reverb.datasets.steps.item_index import ItemIndex
 from rlds2reverb.datasets.steps.layout import EPISODE_RECORD, Layout, fill_structure
 from rlds2reverb.datasets.steps.step_columns import MemoryColumns
 from rlds2reverb.datasets.steps.stores import MANIFEST, build_store, make_store, open_columns, verify_store
-from rlds2reverb.errors import InvalidEpisodeError, Problem, ResourceInUseError, StorageFullError
+from rlds2reverb.errors import ErrorFinding, InvalidEpisodeError, ResourceInUseError, StorageFullError
 from rlds2reverb.system.file_lock import FileLock
 from rlds2reverb.system.sealed_files import save_json
 from rlds2reverb.types.episode_batches import EpisodeBatch
@@ -214,7 +214,7 @@ def test_episodes_of_other_fields_are_refused(tmp_path):
     "error",
     [
         pytest.param(
-            InvalidEpisodeError([Problem(2, 1, "reward", "must be finite")]), marks=pytest.mark.slow, id="problems"
+            InvalidEpisodeError([ErrorFinding(2, 1, "reward", "must be finite")]), marks=pytest.mark.slow, id="errors"
         ),
         pytest.param(SourceError("longer than a pipe" * 9999), id="long"),
     ],

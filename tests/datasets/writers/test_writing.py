@@ -230,10 +230,10 @@ def test_invalid_data_raise_and_leave_nothing(tmp_path):
     assert operator.attrgetter("episodes", "transitions", "skipped_episodes")(report) == (1, 3, 1)
 
 
-def test_problems_that_are_kept_are_counted(tmp_path):
+def test_errors_that_are_kept_are_counted(tmp_path):
     nan = {**LOG, "rewards": np.array([0.5, np.nan, 2.5])}
     report = write_dataset([nan, LOG, nan], tmp_path / "out.hdf5", format="d4rl", on_invalid="keep")
-    assert (report.episodes, report.skipped_episodes, report.kept_problems) == (3, 0, 2)
+    assert (report.episodes, report.skipped_episodes, report.kept_errors) == (3, 0, 2)
     assert "2 errors in episodes that were written anyway" in str(report)
 
 

@@ -316,8 +316,10 @@ def test_learner_records_when_each_number_was_logged(tmp_path):
         learner.record_evaluation(5.0)
         learner.start(6)
         learner.save_checkpoint()
-        recorded_at = {name: learner.recorded_at[name] for name in ("evaluation/mean_return", "loss", "steps_per_sec")}
-    assert recorded_at == {"evaluation/mean_return": 2, "loss": 6, "steps_per_sec": 6}
+        recorded_at = {
+            name: learner.recorded_at[name] for name in ("evaluation/mean_return", "loss", "updates_per_sec")
+        }
+    assert recorded_at == {"evaluation/mean_return": 2, "loss": 6, "updates_per_sec": 6}
     with Learner(tmp_path, MeanAgent(), batches()) as learner:
         assert learner.load_checkpoint() and recorded_at.items() <= learner.recorded_at.items()
 

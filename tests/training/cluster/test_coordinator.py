@@ -130,7 +130,7 @@ def test_rates_are_those_of_the_last_half_minute(coordinator, monkeypatch):
     order_steps(coordinator, 200)
     monkeypatch.setattr(time, "monotonic", lambda: now + 45)
     status = coordinator.status()
-    assert status["steps_per_sec"] == pytest.approx(10, rel=0.1)
+    assert status["updates_per_sec"] == pytest.approx(10, rel=0.1)
     assert status["collected_per_sec"] == pytest.approx(5, rel=0.1)
 
 

@@ -6,7 +6,7 @@ from rlds2reverb.training.cluster.status import format_status
 
 STATUS = {
     "step": 1500,
-    "steps_per_sec": 1234.5,
+    "updates_per_sec": 1234.5,
     "loss": 0.123456,
     "num_collectors": 2,
     "collected_steps": 3000,

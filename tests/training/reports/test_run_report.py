@@ -103,7 +103,7 @@ def test_report_shows_losses_on_held_out_episodes(tmp_path):
 
 def test_single_log_entries_are_visible(tmp_path, figures):
     with RunDirectory(tmp_path / "a") as directory:
-        directory.log(10, {"loss": 2.0, "q_mean": 1.0, "steps_per_sec": 5.0})
+        directory.log(10, {"loss": 2.0, "q_mean": 1.0, "updates_per_sec": 5.0})
         directory.write_config({"data": {"behaviour_return": 12.0}, "identity": {"algo": "iql", "seed": 0}})
         directory.log_evaluation(10, Evaluation(np.array([1.0]), np.array([7]), (0,), discounted_return=1.0))
     run = load_run(tmp_path / "a")
