@@ -20,12 +20,14 @@ from rlds2reverb.types.specs import leaves, map_structure
 
 from ..source import Source, identify_step, keep_images_encoded
 from ..task_texts import find_task
+from ..writers.written_episodes import drop_final_step
 from .mapped_source import MappedSource
 
 _SUCCESS = ("next.success", "success", "is_success")
 _SLICE = re.compile(r"(\d*)(%?):(\d*)(%?)")
 #: Fields that a last step without an action has.
-_KEPT = (fields.OBSERVATION, fields.DISCOUNT, *fields.FLAG_FIELDS)
+_ENDS = (fields.DISCOUNT, *fields.FLAG_FIELDS)
+_KEPT = (fields.OBSERVATION, *_ENDS)
 #: Whether an episode is selected, given the metadata of the dataset.
 Condition = Callable[[Episode, Mapping[str, Any]], bool]
 
@@ -198,26 +200,45 @@ _CONDITIONS: dict[str, Callable[[Any], Condition]] = {
 }
 
 
-def trim_frames(dataset: MappedSource, counts: Mapping[str, Any]) -> MappedSource:
-    """Leaves out steps at the ends of episodes: `{"start": steps, "end": steps}`.
+def trim_frames(dataset: MappedSource, described: Mapping[str, Any]) -> MappedSource:
+    """Leaves out steps at the ends of episodes: `{"start": steps, "end": steps, "final_observation": True}`.
 
-    An episode whose end is trimmed is truncated, and its last kept observation is known.
+    An episode whose end is trimmed is truncated, and its last kept observation is known. With `final_observation`, that
+    observation is left out as well, so that the last row of a written episode is its last action.
     """
-    values = {"start": 0, "end": 0, **counts} if isinstance(counts, Mapping) else {}
-    if set(values) != {"start", "end"} or not all(type(count) is int and count >= 0 for count in values.values()):
-        raise SourceError(f"trim must have numbers of steps as 'start' and 'end', got {counts!r}")
-    start, end = values["start"], values["end"]
+    values: dict[str, Any] = {"start": 0, "end": 0, "final_observation": False}
+    values |= described if isinstance(described, Mapping) else {"": described}
+    *counts, is_last_left_out = values.values()
+    if len(values) > 3 or not all(type(count) is int and count >= 0 for count in counts):
+        raise SourceError(
+            f"trim must have numbers of steps as 'start' and 'end', and may have 'final_observation', got {described!r}"
+        )
+    _require_flag("final_observation", is_last_left_out)
+    start, end = counts
 
     def trim(episode: Episode) -> Episode:
-        rows = np.arange(start, episode.num_steps - end)
-        if len(rows) < 2:
-            raise SourceError(
-                f"episode {episode.index} must have more than {start + end} transitions to be trimmed, got "
-                f"{episode.num_transitions}; select longer ones by 'length'"
-            )
-        return _take_steps(episode, rows)
+        if start or end:
+            rows = np.arange(start, episode.num_steps - end)
+            if len(rows) < 2:
+                raise SourceError(
+                    f"episode {episode.index} must have more than {start + end} transitions to be trimmed, got "
+                    f"{episode.num_transitions}; select longer ones by 'length'"
+                )
+            episode = _take_steps(episode, rows)
+        return _forget_final_observation(episode) if is_last_left_out else episode
 
     return _replace_episodes(dataset, trim)
+
+
+def _forget_final_observation(episode: Episode) -> Episode:
+    """Returns an episode as `load` reads it from formats without final observations."""
+    if episode.final_row is not FinalRow.OBSERVATION or not episode.num_transitions:
+        return episode
+    if not episode.is_terminal:
+        return drop_final_step(episode)
+    steps = {name: nest if name in _ENDS else map_structure(_clear_last, nest) for name, nest in episode.steps.items()}
+    steps[fields.DISCOUNT] = map_structure(_end_transitions_in_zero, steps[fields.DISCOUNT])
+    return replace(episode, steps=steps, unknown_final_observation=True)
 
 
 def change_rate(dataset: MappedSource, described: Mapping[str, Any]) -> MappedSource:
@@ -307,6 +328,10 @@ def _take_steps(episode: Episode, rows: np.ndarray) -> Episode:
 
 def _end_in_one(column: np.ndarray) -> np.ndarray:
     return np.concatenate([column[:-1], np.ones_like(column[-1:])])
+
+
+def _end_transitions_in_zero(column: np.ndarray) -> np.ndarray:
+    return np.concatenate([column[:-2], np.zeros_like(column[-2:-1]), column[-1:]])
 
 
 def _clear_last(column: np.ndarray) -> np.ndarray:

@@ -285,6 +285,15 @@ def test_trimmed_episodes_keep_the_actions_between(log):
     assert not after.is_terminal and get(after, "discount").tolist() == [1] * num_steps
 
 
+@pytest.mark.parametrize("terminated", [False, True])
+@pytest.mark.parametrize("has_end", [False, True])
+def test_final_observations_are_left_out_as_if_they_were_unknown(terminated, has_end):
+    (after,) = read({"trim": {"final_observation": True}}, make_log(has_end=has_end, terminated=terminated))
+    (unknown,) = load([make_log(has_end=False, terminated=terminated)])
+    assert_equal([after], [unknown])
+    assert after.final_row is unknown.final_row
+
+
 @pytest.mark.parametrize("log", [make_log(7), make_log(7, has_end=False), make_log(7, has_end=False, terminated=True)])
 @pytest.mark.parametrize(("old", "new", "rows"), [(30, 10, [0, 3, 6]), (50, 20, [0, 2, 5]), (10, 10, list(range(7)))])
 def test_rates_are_changed_by_picking_averaging_and_adding(log, old, new, rows):
@@ -414,6 +423,7 @@ def test_convert_and_inspect_print_the_fields_before_and_after(data, tmp_path, c
         ({"select": {"task": 3}}, r"'task' must be a text"),
         ({"select": {"task": "x"}}, "no episode of .* meets the conditions"),
         ({"trim": {"begin": 1}}, "trim must have numbers of steps as 'start' and 'end'"),
+        ({"trim": {"final_observation": 1}}, "'final_observation' must be true or false"),
         ({"trim": {"start": 3, "end": 4}}, "episode 0 must have more than 7 transitions to be trimmed, got 6"),
         ({"rate": {"to": 10}}, r"rate must have 'to', in hertz and at most 'from' \(by default .* None\)"),
         ({"rate": {"from": 10, "to": 20}}, "at most 'from'"),
