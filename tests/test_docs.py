@@ -32,9 +32,9 @@ FOREIGN_OPTIONS = {
 SLOW_PAGES = {
     f"{name}.md"
     for name in (
-        *("README", "adders", "batches", "beam", "custom_agents", "environments", "experiments", "extend"),
-        *("format_rlds", "index", "ingestion", "off_policy_evaluation", "online", "reports", "robot", "sampling"),
-        *("shards", "start", "tf_agents", "training"),
+        *("README", "adders", "batches", "beam", "coming_from", "custom_agents", "environments", "experiments"),
+        *("extend", "format_rlds", "index", "ingestion", "off_policy_evaluation", "online", "reports", "robot"),
+        *("sampling", "scale", "shards", "start", "tf_agents", "training"),
     )
 }
 #: Languages of blocks that contain no code of readers; `text` is output.

@@ -1,7 +1,7 @@
 """The light installation: datasets are read, checked, converted and batched without TensorFlow and Reverb.
 
 The packages that it leaves out are hidden from the processes of these tests, which also pass in an environment with
-requirements/light.txt alone; `make test-light` creates one, with the newest NumPy.
+requirements/light.txt alone; `make test-light`, which creates one with the newest NumPy, also runs those marked slow.
 """
 
 import json
@@ -53,19 +53,17 @@ def call(environment, folder, *arguments):
     )
 
 
-def mark_slow(names, *fast):
-    """Returns the names, all but some of which are for `make test-slow` and `make test-light`."""
-    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-@pytest.mark.parametrize("name", mark_slow(SOURCES, "robomimic"))
+@pytest.mark.parametrize(
+    "name", [name if name == "robomimic" else pytest.param(name, marks=pytest.mark.slow) for name in SOURCES]
+)
 def test_files_are_inspected_and_checked(name, environment, tmp_path):
     inspected, checked = (call(environment, tmp_path, command, DATA / SOURCES[name], "--json")
                           for command in ("inspect", "validate"))  # fmt: skip
     assert json.loads(inspected.stdout)["episodes"] == json.loads(checked.stdout)["episodes"], inspected.stderr
 
 
-@pytest.mark.parametrize("name", mark_slow(["d4rl", "robomimic"], "d4rl"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["d4rl", "robomimic"])
 def test_files_are_converted(name, environment, tmp_path):
     (tmp_path / "map.yaml").write_text("{select: {length: [1, null]}, cast: {observation: float64}}")
     command = ("convert", DATA / SOURCES["d4rl"], "--format", name, "--out", "out.hdf5", "--map", "map.yaml")
@@ -75,12 +73,14 @@ def test_files_are_converted(name, environment, tmp_path):
     assert (again["episodes"], again["steps"]) == (80, 16_080)
 
 
+@pytest.mark.slow
 def test_batches_of_all_kinds_of_items(environment, tmp_path):
     command = [sys.executable, "-c", BATCHES, DATA / SOURCES["d4rl"], DATA / SOURCES["robomimic"], *LEFT_OUT]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout == "[]\n", done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -46,7 +46,7 @@ def push_and_hold(channel, root, held_at):
         pytest.param("manifest", 8, marks=pytest.mark.slow),
         pytest.param("synced", 8, marks=pytest.mark.slow),
         ("end", 9),
-        ("never", 9),
+        pytest.param("never", 9, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.drill("replay")

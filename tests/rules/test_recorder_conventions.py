@@ -298,8 +298,11 @@ def test_contradiction_is_reported_with_both_values_and_its_place(tmp_path, data
     write_to, contradict, kind, expected = CONTRADICTIONS[name]
     source = contradict(write_to(tmp_path, data))
     if kind == ERROR:
-        with pytest.raises(ValueError, match=expected):
-            list(load(source))
+        dataset = None
+        for _ in range(2):
+            with pytest.raises(ValueError, match=expected):
+                dataset = dataset or load(source)
+                list(dataset)
     elif kind == WARNING:
         assert any(re.search(expected, sentence) for sentence in load(source).warnings)
     elif expected is None:

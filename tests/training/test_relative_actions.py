@@ -25,7 +25,7 @@ def make_logs(*, relative):
     ]
 
 
-@pytest.mark.parametrize("chunk_length", [1, 2])
+@pytest.mark.parametrize("chunk_length", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_exported_policies_add_the_state_to_relative_actions(tmp_path, chunk_length):
     options = {"algo": "bc", "steps": 20, "batch_size": 32, "env": None, "chunk_length": chunk_length}
     relative = train(load(make_logs(relative=True)), run_dir=tmp_path / "relative", action_bounds=(-1, 1), **options)

@@ -224,7 +224,7 @@ def test_deterministic_runs_are_equal_bit_for_bit_if_they_are_continued(source, 
         np.testing.assert_array_equal(once, twice)
 
 
-@pytest.mark.parametrize("algo", ["iql", "fql"])
+@pytest.mark.parametrize("algo", ["iql", pytest.param("fql", marks=pytest.mark.slow)])
 def test_evaluations_do_not_change_what_is_learned(algo, data, tmp_path):
     pytest.importorskip("gymnasium")
     weights = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
+import itertools
 import os
 import re
 import sys
@@ -260,6 +260,7 @@ class _PreparedEpisodes:
         """Opens the dataset, whose files must have been checked; see `open_directory` for the errors."""
         self._path, self._split, self._image_decoding = path, split, image_decoding
         self.builder = _open_builder_directory(path)
+        self._datasets: dict[bool, tf.data.Dataset] = {}  # By whether images are decoded; copies share them.
         info = self.builder.info
         self.name = "/".join(part for part in (info.name, info.config_name) if part)
         self.conventions = Conventions(self.name, BOUNDARY) if conventions is None else conventions
@@ -268,25 +269,28 @@ class _PreparedEpisodes:
         options = {"image_decoding": self._image_decoding, "conventions": self.conventions}
         return partial(_PreparedEpisodes, self._path, self._split, **options), ()
 
-    @cached_property
+    @property
     def dataset(self) -> tf.data.Dataset:
         """The RLDS dataset of the whole split."""
-        return self.open_dataset(image_decoding=self._image_decoding)
+        return self._open_once(self._image_decoding)
 
     def open_encoded(self) -> tf.data.Dataset:
         """Returns the RLDS dataset of the whole split, in which images are not decoded."""
-        if self._image_decoding and self._make_skip_decoders():
-            return self.open_dataset(image_decoding=False)
-        return self.dataset  # It is open already, which takes a tenth of a second.
+        return self._open_once(False)
+
+    def _open_once(self, image_decoding: bool) -> tf.data.Dataset:
+        image_decoding = image_decoding or not self._make_skip_decoders()
+        if image_decoding not in self._datasets:
+            self._datasets[image_decoding] = self.open_dataset(image_decoding=image_decoding)
+        return self._datasets[image_decoding]
 
     @property
     def encoded(self) -> _PreparedEpisodes | None:
         """See `source.keep_images_encoded`."""
         if not self._image_decoding:
             return None
-        episodes = copy.copy(self)
-        episodes._image_decoding = False
-        vars(episodes).pop("dataset", None)
+        episodes = object.__new__(_PreparedEpisodes)  # Copying it would open the directory again.
+        vars(episodes).update(vars(self), _image_decoding=False)
         return episodes
 
     @cached_property
@@ -312,15 +316,33 @@ class _PreparedEpisodes:
 
     def read(self, first: int = 0, stop: int | None = None) -> Iterator[Episode]:
         """Returns an iterator over all episodes, or over those of a range."""
+        stop = self.count() if stop is None else min(stop, self.count())
+        if stop <= first:
+            return iter(())
+        if (first, stop) == (0, self.count()):
+            dataset = self.dataset
+        else:
+            dataset = self.open_dataset(self._select(first, stop), image_decoding=self._image_decoding)
+        return self._check_count(_read_episodes(self.conventions, dataset, first), first, stop)
+
+    def _check_count(self, episodes: Iterator[Episode], first: int, stop: int) -> Iterator[Episode]:
+        """Yields episodes; raises unless there are `stop - first`, which TFDS would do in the first iteration only."""
+        index = first
+        for episode in itertools.islice(episodes, stop - first + 1):
+            if index < stop:
+                yield episode
+            index += 1
+        if index != stop:
+            raise SourceError(
+                f"{self.name} is damaged at episode {min(index, stop)} (dataset_info.json counts {self.count()} in the "
+                f"split {self._split!r}, the files contain {'more' if index > stop else 'fewer'}); copy or prepare it again"
+            )
+
+    def _select(self, first: int, stop: int) -> Any:
         import tensorflow_datasets as tfds
 
-        if stop is None:
-            return _read_episodes(self.conventions, self.dataset)
-        name, begin, end = self.ranges[0]
-        if min(begin + stop, end) <= begin + first:
-            return iter(())
-        part = tfds.core.ReadInstruction(name, from_=begin + first, to=min(begin + stop, end), unit="abs")
-        return _read_episodes(self.conventions, self.open_dataset(part, image_decoding=self._image_decoding), first)
+        name, begin, _ = self.ranges[0]
+        return tfds.core.ReadInstruction(name, from_=begin + first, to=begin + stop, unit="abs")
 
     def open_dataset(self, split: Any = None, *, image_decoding: bool) -> tf.data.Dataset:
         """Returns the RLDS dataset of a split, or of the whole one; see `open_directory`."""
@@ -333,7 +355,8 @@ class _PreparedEpisodes:
         if self.builder.info.file_format.value == ARRAY_RECORD:
             return read_array_records(self.builder.info.splits[split], self.builder.info.features, decoders)
         with self._split_errors(), hide_deprecations():
-            config = tfds.ReadConfig(interleave_cycle_length=1)  # One file after the other.
+            # One file after the other.
+            config = tfds.ReadConfig(interleave_cycle_length=1, assert_cardinality=False)
             return self.builder.as_dataset(split=split, decoders=decoders, read_config=config, shuffle_files=False)
 
     def _make_skip_decoders(self) -> dict[str, Any]:
