@@ -335,7 +335,7 @@ class _PreparedEpisodes:
         if index != stop:
             raise SourceError(
                 f"{self.name} is damaged at episode {min(index, stop)} (dataset_info.json counts {self.count()} in the "
-                f"split {self._split!r}, the files contain {'more' if index > stop else 'fewer'}); copy or prepare it again"
+                f"split {self._split!r}, the files {'more' if index > stop else 'fewer'}); copy or prepare it again"
             )
 
     def _select(self, first: int, stop: int) -> Any:
