@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -27,6 +27,8 @@ from .lerobot_meta import FEATURE_NAMES
 _EXAMPLE = "{'rate': 20, 'fields': {'observation.state': '/joint_states.position', 'action': '/command.data'}}"
 #: Maximum age of a message in seconds, unless `max_age` is set.
 MAX_AGE_SECS = 0.5
+#: Clocks of messages, the default first: that of the recorder, and that of `header.stamp`.
+_TIMES = ("recording", "header")
 #: Dtype and number of channels of each encoding of `sensor_msgs/Image`; a 'b' in front reverses the colours.
 _ENCODINGS: dict[str, tuple[str, int]] = {
     **{"mono8": ("u1", 1), "8UC1": ("u1", 1), "8UC3": ("u1", 3), "rgb8": ("u1", 3), "bgr8": ("u1", 3)},
@@ -64,14 +66,17 @@ def open_bags(path: Path, *, topics: Mapping[str, Any] | str | Path | None = Non
     are metadata of the episode (`median_age`, `max_age`), as are the seconds before and after the steps
     (`left_out_secs`).
 
-    The bag has no rewards and does not say how the episode ends; see `make_demonstration`.
+    The field `reward` has the newest message before the next step, because it follows the action. The episode is
+    terminal if the last message of the field `is_terminal` is true, also after the last action; without messages, it is
+    truncated. Without these fields, see `make_demonstration`.
 
     Args:
       path: an MCAP file, a `.db3` file, a folder with the `metadata.yaml` of rosbag2, or a folder of these.
       topics: the fields of steps, or a YAML or JSON file with them: `rate`, the number of steps per second; `fields`,
         by name such as 'observation.state' the topic and the path in its messages, such as '/joint_states.position', or
-        a dict with `from` and `max_age`; and `max_age`, the maximum age of a message in seconds, by default 0.5. The
-        path of an image is that of the message with its encoding.
+        a dict with `from` and `max_age`; `max_age`, the maximum age of a message in seconds, by default 0.5; and
+        `time`, 'header' for the times in `header.stamp` of messages that have one, by default 'recording'. The path of
+        an image is that of the message with its encoding.
 
     Raises:
       ArgumentError: If `topics` has an unknown name, or a value is invalid.
@@ -82,7 +87,7 @@ def open_bags(path: Path, *, topics: Mapping[str, Any] | str | Path | None = Non
     if topics is None:
         known = f"the topics of {bag.path.name} are {_describe_topics(bag)}"
         raise ArgumentError(f"must say which topics become fields, such as {_EXAMPLE}; {known}", about="topics")
-    rate, rules = _parse_topics(topics)
+    rate, uses_header, rules = _parse_topics(topics)
     metadata: dict[str, Any] = {"fps": rate}
     names = {field: found for field, rule in rules.items() if (found := _read_names(bag, rule))}
     if names:
@@ -90,22 +95,23 @@ def open_bags(path: Path, *, topics: Mapping[str, Any] | str | Path | None = Non
 
     def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
         for index in range(len(paths))[first:stop]:
-            yield _read_episode(Bag(paths[index]), index, rate, rules, names)
+            yield _read_episode(Bag(paths[index]), index, rate, rules, names, uses_header=uses_header)
 
     used = {rule.split(bag)[0] for rule in rules.values()}
     source = Source(
         *(name, "bag", read, len(paths)),
-        warnings=(describe_demonstrations(name),),
+        warnings=() if {fields.REWARD, fields.IS_TERMINAL} <= {*rules} else (describe_demonstrations(name),),
         metadata=metadata,
         unread=tuple(sorted(set(bag.topics) - used)),
-        assumed_fields=(fields.REWARD,),
+        assumed_fields=() if fields.REWARD in rules else (fields.REWARD,),
         count=lambda: len(paths),
     )
     extra = [Path(topics)] if isinstance(topics, (str, Path)) else []
     return identify_files(source, lambda: [*extra, *(file for part in paths for file in Bag(part).files)])
 
 
-def _parse_topics(topics: Mapping[str, Any] | str | Path) -> tuple[float, dict[str, _Rule]]:
+def _parse_topics(topics: Mapping[str, Any] | str | Path) -> tuple[float, bool, dict[str, _Rule]]:
+    """Returns the rate, whether times are those of headers, and the rules of the fields."""
     if isinstance(topics, (str, Path)):
         try:
             topics = read_option_file(Path(topics).expanduser(), "topics")
@@ -115,22 +121,25 @@ def _parse_topics(topics: Mapping[str, Any] | str | Path) -> tuple[float, dict[s
     rate, named = given.get("rate"), given.get("fields")
     if not _is_positive(rate) or not isinstance(named, Mapping):
         raise ArgumentError(f"must contain rate, a number > 0, and fields, such as {_EXAMPLE}", about="topics")
+    time = given.get("time", _TIMES[0])
+    if time not in _TIMES:
+        raise ArgumentError(f"must have {' or '.join(_TIMES)} as time, got {time!r}", about="topics")
     rules: dict[str, _Rule] = {}
     for field, rule in named.items():
         stated = rule if isinstance(rule, Mapping) else {"from": rule}
         described: dict[str, Any] = {"max_age": given.get("max_age", MAX_AGE_SECS), **stated}
-        unknown = {*given, *described} - {"rate", "fields", "max_age", "from"}
+        unknown = {*given, *described} - {"rate", "time", "fields", "max_age", "from"}
         if unknown or not isinstance(described.get("from"), str) or not _is_positive(described["max_age"]):
             raise ArgumentError(
                 f"must contain a topic for {field!r}, or a dict with 'from' and 'max_age' > 0, got {rule!r}, and only "
-                "rate, fields and max_age besides",
+                "rate, time, fields and max_age besides",
                 about="topics",
             )
         rules[str(field)] = _Rule(described["from"], described["max_age"])
     roles = {field.partition(".")[0] for field in rules}
     if missing := {fields.OBSERVATION, fields.ACTION} - roles:
         raise ArgumentError(f"must contain fields for {min(missing)}, got {', '.join(rules)}", about="topics")
-    return rate, rules
+    return rate, time == _TIMES[1], rules
 
 
 def _is_positive(value: Any) -> TypeGuard[float]:
@@ -150,76 +159,108 @@ def _read_names(bag: Bag, rule: _Rule) -> list[str]:
     return next((list(decode(content).name) for _, _, content in bag.read([topic])), [])
 
 
-def _read_episode(bag: Bag, index: int, rate: float, rules: Mapping[str, _Rule], names: Mapping[str, Any]) -> Episode:
+def _read_episode(
+    bag: Bag, index: int, rate: float, rules: Mapping[str, _Rule], names: Mapping[str, Any], *, uses_header: bool
+) -> Episode:
     """Reads the times of all messages first, and then decodes those that steps contain."""
     where = f"{bag.path.name}: episode {index}"
     places = {field: rule.split(bag) for field, rule in rules.items()}
-    listed: dict[str, list[int]] = {topic: [] for topic, _ in places.values()}
-    for topic, time, _ in bag.read(listed):
-        listed[topic].append(time)
-    stamps = {topic: np.array(times, np.int64) for topic, times in listed.items()}
-    for topic, times in stamps.items():
-        if not len(times):
+    stamps = _read_times(bag, {topic for topic, _ in places.values()}, where, uses_header=uses_header)
+    end = places.pop(fields.IS_TERMINAL, None)
+    times = {field: stamps[topic] for field, (topic, _) in places.items()}
+    for field, (topic, _) in places.items():
+        if not len(times[field]):
             raise SourceError(f"{where} has no message on {topic}; leave out the bag, or the field")
-        if (np.diff(times) < 0).any():
-            raise SourceError(f"{where}: the times of messages on {topic} must not decrease; reindex the bag")
-    start = max(times[0] for times in stamps.values())
-    stop = min(stamps[topic][-1] for field, (topic, _) in places.items() if field.split(".")[0] == fields.ACTION)
+    start = max(of_field[0] for of_field in times.values())
+    stop = min(of_field[-1] for field, of_field in times.items() if field.split(".")[0] == fields.ACTION)
     if stop < start:
         raise SourceError(f"{where}: the last action comes before the first message of a topic; leave out the bag")
     count = math.floor((stop - start) * rate / 1e9 + 1e-6) + 1
-    steps = start + np.round(np.arange(count) * 1e9 / rate).astype(np.int64)
-    rows = {topic: np.searchsorted(times, steps, side="right") - 1 for topic, times in stamps.items()}
-    ages = {topic: (steps - times[rows[topic]]) / 1e9 for topic, times in stamps.items()}
+    steps = start + np.round(np.arange(count + 1) * 1e9 / rate).astype(np.int64)
+    steps, following = steps[:-1], steps[1:] - 1
+    rows = {
+        field: np.searchsorted(of_field, following if field == fields.REWARD else steps, side="right") - 1
+        for field, of_field in times.items()
+    }
+    ages = {field: np.maximum(steps - of_field[rows[field]], 0) / 1e9 for field, of_field in times.items()}
     for field, (topic, _) in places.items():
-        step = int(np.argmax(ages[topic]))
-        if ages[topic][step] > rules[field].max_age:
+        step = int(np.argmax(ages[field]))
+        if ages[field][step] > rules[field].max_age:
             raise SourceError(
-                f"{where}, step {step}, field {field}: the last message on {topic} is {ages[topic][step]:.3f} s old, "
+                f"{where}, step {step}, field {field}: the last message on {topic} is {ages[field][step]:.3f} s old, "
                 f"more than max_age, {rules[field].max_age:g} s; leave out the bag, or allow it",
                 topics=...,
             )
+    if end is not None:
+        places[fields.IS_TERMINAL], rows[fields.IS_TERMINAL] = end, np.arange(len(stamps[end[0]]))[-1:]
     values = _decode(bag, places, rows, names, where)
     nest: dict[str, Any] = {}
-    for field, (topic, _) in places.items():
-        _, inverse = np.unique(rows[topic], return_inverse=True)
-        insert_column(nest, field.split("."), _stack(values[field], f"{where}, field {field}")[inverse], where)
+    if end is not None:
+        is_terminal = any(np.all(value) for value in values.pop(fields.IS_TERMINAL))
+        nest[fields.IS_TERMINAL] = np.full(count, is_terminal)
+    for field, found in values.items():
+        _, inverse = np.unique(rows[field], return_inverse=True)
+        insert_column(nest, field.split("."), _stack(found, f"{where}, field {field}")[inverse], where)
     episode = make_demonstration(where, index, nest, timestamps=(steps - start) / 1e9)
-    bounds = min(times[0] for times in stamps.values()), max(times[-1] for times in stamps.values())
+    bounds = min(of_field[0] for of_field in times.values()), max(of_field[-1] for of_field in times.values())
     computed: dict[str, Callable[[np.ndarray], Any]] = {"median_age": np.median, "max_age": np.max}
     described = {
-        **{key: {field: np.array(compute(ages[topic])) for field, (topic, _) in places.items()}
+        **{key: {field: np.array(compute(of_field)) for field, of_field in ages.items()}
            for key, compute in computed.items()},
         "left_out_secs": np.array([start - bounds[0], bounds[1] - steps[-1]]) / 1e9,
     }  # fmt: skip
     return replace(episode, metadata=described)
 
 
+def _read_times(bag: Bag, topics: Collection[str], where: str, *, uses_header: bool) -> dict[str, np.ndarray]:
+    """Returns the times of the messages of each topic in nanoseconds: of the recording, or of their headers."""
+    listed: dict[str, list[int]] = {topic: [] for topic in topics}
+    decoders = {topic: bag.make_decoder(topic) for topic in topics if uses_header}
+    for topic, time, content in bag.read(listed):
+        if uses_header:
+            place = f"{where}, message {len(listed[topic])} on {topic}"
+            message = _decode_message(decoders[topic], content, place)
+            if "header" in _list_names(message):
+                parts = [_find_value(message, ["header", "stamp", name], place) for name in ("sec", "nanosec")]
+                time = int(parts[0]) * 10**9 + int(parts[1])
+        listed[topic].append(time)
+    for topic, times in listed.items():
+        if (np.diff(times) < 0).any():
+            advice = "use those of the recording" if uses_header else "reindex the bag"
+            raise SourceError(f"{where}: the times of messages on {topic} must not decrease; {advice}")
+    return {topic: np.array(times, np.int64) for topic, times in listed.items()}
+
+
+def _decode_message(decode: Callable[[bytes], Any], content: bytes, place: str) -> Any:
+    try:
+        return decode(content)
+    except Exception as error:  # Decoders let through any error.
+        raise SourceError(f"{place} cannot be decoded ({str(error)[:200]}); record it again") from error
+
+
 def _decode(
     bag: Bag, places: Mapping[str, Any], rows: Mapping[str, np.ndarray], names: Mapping[str, Any], where: str
 ) -> dict[str, list[Any]]:
-    """Returns the values of each field in the messages that steps contain, in the order of the messages."""
+    """Returns the values of each field in the messages that its steps contain, in the order of the messages."""
     values: dict[str, list[Any]] = {field: [] for field in places}
-    decoders = {topic: bag.make_decoder(topic) for topic in rows}
-    needed, counts = {topic: set(used.tolist()) for topic, used in rows.items()}, dict.fromkeys(rows, 0)
-    for topic, _, content in bag.read(rows):
+    counts = dict.fromkeys((topic for topic, _ in places.values()), 0)
+    decoders = {topic: bag.make_decoder(topic) for topic in counts}
+    needed = {field: set(used.tolist()) for field, used in rows.items()}
+    for topic, _, content in bag.read(counts):
         count = counts[topic]
         counts[topic] += 1
-        if count not in needed[topic]:
+        used_by = [field for field, (name, _) in places.items() if name == topic and count in needed[field]]
+        if not used_by:
             continue
         place = f"{where}, message {count} on {topic}"
-        try:
-            message = decoders[topic](content)
-        except Exception as error:  # Decoders let through any error.
-            raise SourceError(f"{place} cannot be decoded ({str(error)[:200]}); record it again") from error
-        for field, (name, path) in places.items():
-            if name == topic:
-                if field in names and list(message.name) != names[field]:
-                    raise SourceError(
-                        f"{place}: the joints are {list(message.name)}, but {names[field]} in the first message; "
-                        "record them in one order"
-                    )
-                values[field].append(_find_value(message, path, f"{place}, field {field}"))
+        message = _decode_message(decoders[topic], content, place)
+        for field in used_by:
+            if field in names and list(message.name) != names[field]:
+                raise SourceError(
+                    f"{place}: the joints are {list(message.name)}, but {names[field]} in the first message; "
+                    "record them in one order"
+                )
+            values[field].append(_find_value(message, places[field][1], f"{place}, field {field}"))
     return values
 
 

@@ -131,9 +131,10 @@ def make_log_episode(
 def make_demonstration(
     where: str, index: int, columns: dict[str, Any], *, timestamps: np.ndarray | None = None
 ) -> Episode:
-    """Returns the episode of a format that records neither rewards nor ends, in which all actions are real.
+    """Returns the episode of a format that records neither rewards nor ends by itself, in which all actions are real.
 
-    Rewards are 0, and the episode is truncated and `unterminated`. The observation after the last action is not known.
+    Without the column `reward`, rewards are 0. The last row of the column `is_terminal` decides how the episode ends;
+    without it, the episode is truncated and `unterminated`. The observation after the last action is not known.
 
     Args:
       where: description of the episode, for messages.
@@ -150,9 +151,13 @@ def make_demonstration(
         raise SourceError(f"{where} must have observations and actions, got {', '.join(columns) or 'nothing'}")
     named = {"/".join(map(str, path)): column for path, column in leaves(columns)}
     require_equal_lengths(where, named)
-    rewards = np.zeros(len(next(iter(named.values()))), np.float32)
-    episode = make_log_episode(where, index, observations, actions, rewards=rewards, terminated=False, extras=extras)
-    return replace(episode, unterminated=True, timestamps=timestamps)
+    rewards = extras.pop(fields.REWARD, np.zeros(len(next(iter(named.values()))), np.float32))
+    ends = extras.pop(fields.IS_TERMINAL, None)
+    terminated = ends is not None and bool(np.all(ends[-1]))
+    episode = make_log_episode(
+        *(where, index, observations, actions), rewards=rewards, terminated=terminated, extras=extras
+    )
+    return replace(episode, unterminated=ends is None, timestamps=timestamps)
 
 
 def describe_demonstrations(name: str) -> str:

@@ -114,7 +114,8 @@ def test_missing_topics_raise_with_a_list_of_the_topics(tmp_path):
         ({"rate": 5, "fields": {"action": "/command.data"}}, "must contain fields for observation, got action"),
         ({"rate": 5, "fields": {"action": 5}}, "must contain a topic for 'action'"),
         ({"rate": 5, "fields": {"action": {"from": "/x", "max_age": -1}}}, "must contain a topic for 'action'"),
-        ({**TOPICS, "rates": 5}, "and only rate, fields and max_age besides"),
+        ({**TOPICS, "rates": 5}, "and only rate, time, fields and max_age besides"),
+        ({**TOPICS, "time": "stamp"}, "must have recording or header as time, got 'stamp'"),
         ("missing.yaml", "cannot be read .*missing.yaml"),
     ],
 )
@@ -151,21 +152,70 @@ def test_truncated_file_raises(tmp_path):
         list(load(path, topics=TOPICS))
 
 
-def test_messages_of_json_are_read(tmp_path):
-    path = tmp_path / "x.mcap"
-    images = make_images(4)
+def write_json(path, messages):
+    """Writes messages of JSON: (topic, milliseconds, content)."""
     with path.open("wb") as stream:
         writer = mcap_writer.Writer(stream)
         writer.start()
         schema = writer.register_schema("State", "jsonschema", b"{}")
-        channels = {topic: writer.register_channel(topic, "json", schema) for topic in ("/state", "/image")}
-        for row in range(4):
-            image = {"format": "png", "data": base64.b64encode(encode_image(images[row], "PNG")).decode()}
-            state = {"joints": [row, 0.5] if row % 2 else [row, 1], "command": {"x": row}}
-            for topic, message in (("/state", state), ("/image", image)):
-                time = row * 100_000_000
-                writer.add_message(channels[topic], time, json.dumps(message).encode(), time)
+        channels = {topic: writer.register_channel(topic, "json", schema) for topic, _, _ in messages}
+        for topic, milliseconds, content in messages:
+            time = milliseconds * 1_000_000
+            writer.add_message(channels[topic], time, json.dumps(content).encode(), time)
         writer.finish()
+    return path
+
+
+@pytest.mark.parametrize("ends", [(), (False,), (False, True)])
+def test_rewards_follow_their_actions_and_the_last_flag_decides(tmp_path, ends):
+    messages = [("/done", 0, {"data": False})] if ends else []
+    for row in range(4):
+        messages += [("/state", 100 * row, {"q": [row, 0.5]}), ("/command", 100 * row, {"x": row + 0.25})]
+        messages += [("/reward", 100 * row + 70, {"data": 0.5 * row})]
+    messages += [("/done", 2000 + place, {"data": end}) for place, end in enumerate(ends)]
+    paths = {"observation.q": "/state.q", "action": "/command.x", "reward": "/reward.data"}
+    paths |= {"is_terminal": "/done.data"} if ends else {}
+    source = load(write_json(tmp_path / "x.mcap", messages), topics={"rate": 10, "fields": paths})
+    (episode,) = source
+    # Step 0 is at the first reward, 70 ms later than the first action.
+    assert episode.steps["reward"][:3].tolist() == [0, 0.5, 1] and episode.steps["action"][:3].tolist() == [
+        0.25,
+        1.25,
+        2.25,
+    ]
+    assert (episode.is_terminal, episode.unterminated) == (ends[-1:] == (True,), not ends)
+    assert source.assumed_fields == () and bool(source.warnings) == (not ends)
+
+
+def test_times_are_those_of_headers_if_the_messages_have_one(tmp_path):
+    messages = []
+    for row, delay in enumerate((5, 80, 40, 90)):
+        stamp = {"header": {"stamp": {"sec": 0, "nanosec": row * 100_000_000}}}
+        messages += [
+            ("/state", 100 * row + delay, {"q": row, **stamp}),
+            ("/command", 100 * row + delay, {"x": row, **stamp}),
+        ]
+    path = write_json(tmp_path / "x.mcap", messages)
+    topics = {"rate": 10, "time": "header", "fields": {"observation.q": "/state.q", "action": "/command.x"}}
+    (episode,) = load(path, topics=topics)
+    assert episode.steps["observation"]["q"].tolist() == episode.steps["action"].tolist() == [0, 1, 2, 3]
+    (recorded,) = load(path, topics={**topics, "time": "recording"})
+    assert recorded.steps["action"].tolist() == [0, 0, 1, 2]
+    late = {"header": {"stamp": {"sec": 0, "nanosec": 0}}}
+    write_json(path, [*messages, ("/state", 500, {"q": 5, **late})])
+    with pytest.raises(
+        SourceError, match="the times of messages on /state must not decrease; use those of the recording"
+    ):
+        list(load(path, topics=topics))
+
+
+def test_messages_of_json_are_read(tmp_path):
+    images, messages = make_images(4), []
+    for row in range(4):
+        image = {"format": "png", "data": base64.b64encode(encode_image(images[row], "PNG")).decode()}
+        state = {"joints": [row, 0.5] if row % 2 else [row, 1], "command": {"x": row}}
+        messages += [("/state", 100 * row, state), ("/image", 100 * row, image)]
+    path = write_json(tmp_path / "x.mcap", messages)
     fields = {"observation.q": "/state.joints", "observation.image": "/image", "action": "/state.command.x"}
     (episode,) = load(path, topics={"rate": 10, "fields": fields})
     assert episode.steps["observation"]["q"].tolist() == [[0, 1], [1, 0.5], [2, 1], [3, 0.5]]
