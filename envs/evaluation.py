@@ -12,8 +12,9 @@ from typing import Any, overload
 
 import numpy as np
 
-from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.errors import ArgumentError, SpecMismatchError
 from rlds2reverb.policies.batched_policies import BatchedPolicy
+from rlds2reverb.system.references import is_reference, resolve_reference
 from rlds2reverb.types.arguments import require_count, require_number
 from rlds2reverb.types.evaluations import Evaluation
 from rlds2reverb.types.scores import d4rl_score
@@ -92,7 +93,8 @@ class Evaluator:
         Args:
           make_env: id of a Gymnasium environment, such as 'Hopper-v5', or 'my_module:MyEnv-v0' to import a module
             first; a `gymnasium.EnvSpec`; a `gymnasium.Env`, which is not used itself, but whose `spec` makes new ones;
-            or a function that returns a new `gymnasium.Env` or `Environment` in each call.
+            or a function that returns a new `gymnasium.Env` or `Environment` in each call, or its reference
+            'my_module:make_env'.
           num_episodes: number of episodes N; None for one per seed, or 10 without seeds.
           seeds: seeds for `reset`, one per environment; None for 0 to N - 1.
           reference_returns: returns of a random policy and an expert, for a score; see `read_reference_returns`.
@@ -348,7 +350,7 @@ def name_environment(env: Any) -> tuple[str, Any]:
       TypeError: If `env` is not one of the supported kinds.
     """
     if isinstance(env, str):
-        return env, env
+        return env, _find_function(env) or env
     gymnasium = import_gymnasium()
     if isinstance(env, gymnasium.Env):
         spec = env.spec
@@ -366,6 +368,15 @@ def name_environment(env: Any) -> tuple[str, Any]:
         "an environment must be the id of one, a gymnasium.Env, a gymnasium.EnvSpec or a function that returns a "
         f"gymnasium.Env, got a {type(env).__name__}"
     )
+
+
+def _find_function(reference: str) -> Any:
+    """Returns the function or class of a reference 'my_module:make_env'; None for ids, also those with a module."""
+    if is_reference(reference) and all(map(str.isidentifier, reference.partition(":")[2].split("."))):
+        with suppress(ArgumentError):  # Gymnasium may know it by this name.
+            found = resolve_reference("env", reference)
+            return found if callable(found) else None
+    return None
 
 
 def _resolve_seeds(num_episodes: int | None, seeds: Sequence[int] | None) -> tuple[int, ...]:

@@ -123,7 +123,9 @@ def find_spec(name: str) -> Any:
     except ModuleNotFoundError as error:
         raise ValueError(f"Gymnasium cannot create {name!r}: {error}; check the name of the module") from error
     except gymnasium.error.Error as error:
-        advice = suggest(name, list(gymnasium.registry)) or "; use an id such as Hopper-v5 or my_module:MyEnv-v0"
+        advice = suggest(name, list(gymnasium.registry)) or (
+            "; use an id such as Hopper-v5 or my_module:MyEnv-v0, or a function such as my_module:make_env"
+        )
         raise ValueError(f"Gymnasium has no environment {name!r}{advice}") from error
 
 

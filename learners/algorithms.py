@@ -80,7 +80,9 @@ class Algorithm:
 
     @property
     def learns_from_rewards(self) -> bool:
-        """True if rewards affect what is learned, or if that is unknown."""
+        """True if the dataset's rewards affect what is learned, or if that is unknown."""
+        if self.items == "goals":  # Whose rewards tell whether the goal is reached.
+            return False
         return self.factory is not None or self.has_td_errors is not False or "return_to_go" in self.step_info
 
 
@@ -306,10 +308,10 @@ def register_agent(
     *,
     actions: Literal["continuous", "discrete"] | None = None,
     items: Items | None = None,
-    batch_size: int = _BATCH_SIZE,
+    batch_size: int | None = None,
     has_td_errors: bool | None = None,
     normalizes_observations: bool | None = None,
-    step_info: Sequence[str] = (),
+    step_info: Sequence[str] | None = None,
     summary: str = "",
 ) -> None:
     """Registers a custom agent, so that `train` accepts its name in this process.
@@ -327,16 +329,15 @@ def register_agent(
       agent: class or function that is called with `(time_step_spec, action_spec, **hyperparameters)` and returns a
         `TFAgent`. Its other arguments are the hyperparameters.
       actions: kind of actions, which is checked before the data are read; None to let the agent check its action spec.
-        For subclasses of the agents of rlds2reverb, None inherits the value of the base class; so do `items`,
-        `has_td_errors` and `normalizes_observations`.
+        For subclasses of the agents of rlds2reverb, None inherits the value of the base class, as for all options.
       items: whether the agent learns from transitions (batches of `Transition` [B, ...]) or trajectories (batches of
         `Trajectory` [B, T, ...]), or from goals, see `GoalSampling`; None to follow its `train_sequence_length`.
-      batch_size: default number of items per batch.
+      batch_size: default number of items per batch; None for 256, unless it is inherited.
       has_td_errors: whether the agent returns `td_error` [B] in `LossInfo.extra`, which prioritized sampling requires;
         None to find out when it is required.
       normalizes_observations: whether observations are normalised by default; None for no, unless it is inherited.
       step_info: numbers that the agent receives as the policy info of transitions, 'return_to_go' or 'time_step'; see
-        `Algorithm`.
+        `Algorithm`. None for none, unless they are inherited.
       summary: full name, for `rlds2reverb agents`.
 
     Raises:
@@ -345,14 +346,15 @@ def register_agent(
     """
     if not isinstance(name, str) or not name or ":" in name:
         raise ValueError(f"the name of an agent must be a string without a colon, got {name!r}")
-    require_count("batch_size", batch_size)
+    if batch_size is not None:
+        require_count("batch_size", batch_size)
     require_one_of("actions", actions or "continuous", ("continuous", "discrete"))
     require_one_of("items", items or "transitions", get_args(Items))
-    for number in step_info:
+    for number in step_info or ():
         require_one_of("step_info", number, STEP_INFO)
     options: dict[str, Any] = {"actions": actions, "items": items, "has_td_errors": has_td_errors}
     options |= {"batch_size": batch_size, "normalizes_observations": normalizes_observations, "summary": summary}
-    options |= {"step_info": tuple(step_info)}
+    options |= {"step_info": None if step_info is None else tuple(step_info)}
     set_options = {option: value for option, value in options.items() if value is not None}
     algorithm = replace(_describe_own(name, agent), **set_options)
     registered = list_algorithms().get(name)
@@ -427,11 +429,12 @@ def _describe_own(name: str, agent: Callable[..., Any]) -> Algorithm:
             f"{reference} must accept the arguments (time_step_spec, action_spec), followed by its hyperparameters"
         ) from None
     own = Algorithm(reference, "", "", None, items=None, has_td_errors=None, factory=agent, name=name)
-    # A subclass of one of the agents of rlds2reverb learns from the same items.
+    # A subclass of one of the agents of rlds2reverb needs the same of its data.
     by_class = {f"rlds2reverb.learners.agents.{algorithm.agent}": algorithm for algorithm in ALGORITHMS.values()}
     bases = (by_class.get(f"{base.__module__}:{base.__qualname__}") for base in getattr(agent, "__mro__", ()))
     base = next((candidate for candidate in bases if candidate is not None), None)
     if base is not None:
-        own = replace(own, actions=base.actions, items=base.items, has_td_errors=base.has_td_errors)
+        inherited = ("actions", "items", "batch_size", "has_td_errors", "step_info")
+        own = replace(own, **{option: getattr(base, option) for option in inherited})
         own = replace(own, normalizes_observations=base.normalizes_observations and accepts_statistics(agent))
     return own

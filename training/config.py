@@ -95,7 +95,7 @@ class TrainingConfig:
         sample.
       replay_size: Maximum number of collected items to keep; the oldest ones are replaced.
       env: Gymnasium environment to evaluate in, and to collect in if there is an online phase, such as Hopper-v5 or
-        my_module:MyEnv-v0; 'none' for no evaluation.
+        my_module:MyEnv-v0, or a function that creates one, such as my_module:make_env; 'none' for no evaluation.
       eval_every: Number of updates between evaluations; the first one shows the policy before training.
       eval_episodes: Number of episodes per evaluation; their seeds are 0, 1, ...
       eval_max_episode_steps: Number of steps after which episodes of evaluations end, in place of the environment's own

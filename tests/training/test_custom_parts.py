@@ -1,5 +1,6 @@
 """Custom agents, hooks and networks, as objects and by name, in Python and on the command line."""
 
+import json
 import sys
 import textwrap
 from pathlib import Path
@@ -19,18 +20,25 @@ from tf_agents.trajectories import time_step
 from rlds2reverb import SpecMismatchError, Training, TrainingConfig, load_run, register_agent, train
 from rlds2reverb.cli.main import USER_ERROR, run
 from rlds2reverb.learners import algorithms
-from rlds2reverb.learners.agents import BCAgent, FullyConnected, IQLAgent, Range, ReBRACAgent
+from rlds2reverb.learners.agents import BCAgent, FullyConnected, GCIQLAgent, Range, ReBRACAgent
+from rlds2reverb.learners.agents.registry import get_agent_class
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.hooks import LearnerHook
+from rlds2reverb.training import restore_environment
 
 SMALL = {"env": None, "batch_size": 8, "log_every": 20, "progress": False, "steps": 4}
 MODULE = '''
+import gymnasium
 from rlds2reverb.learners.agents import BCAgent
 from rlds2reverb.learners.hooks import LearnerHook
 
 
 class MyBC(BCAgent):
     """Cloning."""
+
+
+def make_env():
+    return gymnasium.make("Pendulum-v1", max_episode_steps=5)
 
 
 class Count(LearnerHook):
@@ -289,12 +297,16 @@ def test_invalid_hooks_raise_before_the_data_are_read(hooks, error, message, tmp
 
 
 @pytest.mark.usefixtures("no_policies")
-def test_command_line_finds_agents_and_hooks_in_the_current_directory(custom_module, pendulum, capfd):
+def test_command_line_finds_agents_hooks_and_environments_in_the_current_directory(custom_module, pendulum, capfd):
     assert run(["agents", f"{custom_module}:MyBC"]) == 0
     out = capfd.readouterr().out
     assert f"agent                 {custom_module}:MyBC" in out and "learning_rate = 0.0003  (a number > 0)" in out
-    command = ["train", "--algo", f"{custom_module}:MyBC", "--data", str(pendulum), "--run-dir", "run", "--env", "none"]
+    command = ["train", "--algo", f"{custom_module}:MyBC", "--data", str(pendulum), "--run-dir", "run"]
     command += [
+        "--env",
+        f"{custom_module}:make_env",
+        "--eval-episodes",
+        "2",
         "--set",
         "hidden_sizes=(4,)",
         "--batch-size",
@@ -307,8 +319,24 @@ def test_command_line_finds_agents_and_hooks_in_the_current_directory(custom_mod
     assert Path("steps.txt").read_text() == "2 4 6 "
     assert load_run("run").identity["algo"] == f"{custom_module}:MyBC"
     capfd.readouterr()
+    environment = restore_environment(load_run("run"))
+    assert environment.name == f"{custom_module}:make_env" and environment.make_env().spec.max_episode_steps == 5
     assert run(["train", "--algo", f"{custom_module}:MyB", "--data", "x", "--run-dir", "run"]) == USER_ERROR
     assert "has no 'MyB'; did you mean 'MyBC'" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_environments_of_functions_are_made_again(custom_module, pendulum, capfd):
+    made = f"{custom_module}:make_env"
+    command = ["train", "--algo", "bc", "--data", str(pendulum), "--run-dir", "run", "--steps", "2"]
+    assert run([*command, "--env", made, "--eval-episodes", "2"]) == 0
+    for options in ((), ("--env", made)):
+        capfd.readouterr()
+        assert run(["eval", "run", "--episodes", "2", "--json", *options]) == 0
+        answer = json.loads(capfd.readouterr().out)
+        assert (answer["environment"], answer["policies"][0]["lengths"]) == (made, [5, 5])
+    assert run(["eval", "run", "--env", f"{custom_module}:make_envs"]) == USER_ERROR
+    assert f"no environment '{custom_module}:make_envs'" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -361,9 +389,19 @@ def test_runs_on_images_are_bit_identical_if_they_are_continued(networks, data, 
     assert action.shape == (1,) and np.isfinite(action).all()
 
 
-def test_subclass_learns_from_the_items_of_its_base_class():
-    class Mine(IQLAgent):
+@pytest.mark.parametrize("base", ["iql", "gciql", "decision_transformer", "dqn"])
+def test_subclass_needs_the_data_of_its_base_class(base):
+    mine, theirs = get_algorithm(type("Mine", (get_agent_class(base),), {})), get_algorithm(base)
+    for name in ("items", "actions", "batch_size", "has_td_errors", "normalizes_observations", "step_info"):
+        assert getattr(mine, name) == getattr(theirs, name)
+    assert mine.learns_from_rewards is (base != "gciql")
+
+
+@pytest.mark.slow
+def test_subclass_of_a_goal_agent_learns_without_rewards(data, tmp_path):
+    class Mine(GCIQLAgent):
         pass
 
-    algorithm = get_algorithm(Mine)
-    assert (algorithm.items, algorithm.actions) == ("transitions", "continuous")
+    path = data / "formats/ogbench/pointmaze-medium-navigate-v0-val.npz"
+    options = {**SMALL, "hyperparameters": {"hidden_sizes": (4,)}}
+    assert train(path, Mine, tmp_path, **options).configuration["algo"].endswith("Mine")
