@@ -42,6 +42,8 @@ ACTIONS, REWARDS, DONES = "actions", "rewards", "dones"
 IS_TERMINAL, UNTERMINATED = "is_terminal", "unterminated"
 #: Group of a demonstration, and attribute of `data`, in such files.
 STEP_FIELDS, METADATA = "step_fields", "metadata"
+#: Attribute of a demonstration, a dict as JSON, and the key of the text of its task.
+EPISODE_META, LANG = "ep_meta", "lang"
 #: Attributes of a demonstration in files of Isaac Lab.
 _SUCCESS, SEED = "success", "seed"
 #: Attributes of a demonstration that are not metadata of the episode; `model_file` is the XML of the simulation.
@@ -382,13 +384,25 @@ def _read_episode(demo: _Demo, index: int, contents: _Contents) -> Episode:
     if extras and all(whole):
         episode = replace(episode, steps={**episode.steps, **extras})
     is_unterminated = bool(contents.unterminated and contents.unterminated[index])
-    metadata, name = read_attributes(demo.group, RESERVED), contents.demos[index].removeprefix("data/")
+    metadata, name = _read_metadata(demo.group), contents.demos[index].removeprefix("data/")
     if contents.masks:
         metadata[MASK] = {key: np.array(name in names) for key, names in contents.masks.items()}
     seed, stated = demo.group.attrs.get(SEED), demo.group.attrs.get("num_samples")
     known = int(seed) if isinstance(seed, np.integer) else None
     made = replace(episode, unterminated=is_unterminated, metadata=metadata, seed=known)
     return add_contradictions(made, {"length": {"num_samples": stated, "the number of actions": len(actions)}})
+
+
+def _read_metadata(group: h5py.Group) -> dict[str, Any]:
+    """Returns the attributes of a demonstration, and the text in `ep_meta` unless `robomimic_writer` added it."""
+    metadata = read_attributes(group, RESERVED)
+    stated: Any = metadata.get(EPISODE_META)
+    described = parse_object(stated.item()) if isinstance(stated, np.ndarray) and not stated.shape else {}
+    if {*described} == {LANG}:
+        del metadata[EPISODE_META]
+    if isinstance(described.get(LANG), str) and IS_TERMINAL not in group.attrs:
+        metadata.setdefault(LANGUAGE, np.array(described[LANG].encode(), object))
+    return metadata
 
 
 FILE = Format("a robomimic file", is_robomimic, open_robomimic, ("split",), "robomimic")

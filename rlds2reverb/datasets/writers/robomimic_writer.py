@@ -6,7 +6,8 @@ dataset are JSON in the attribute `metadata` of `data`; robomimic ignores both.
 `next_obs` is left out of all groups if the final observation of any episode is unknown; the last row of an episode is
 its last action in any case. `dones` are set in the last row of every episode, which is robomimic's mode 1. Since that
 does not tell terminal from truncated episodes, each group also has the attributes `is_terminal` and `unterminated`,
-which `robomimic.py` reads and other programs ignore. Fields `mask/KEY` of the episodes become filter keys.
+which `robomimic.py` reads and other programs ignore. Fields `mask/KEY` of the episodes become filter keys. The text of
+the task of a demonstration is also in its attribute `ep_meta`, a dict as JSON, as `lang`, as in files of RoboCasa.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ..readers import robomimic
 from ..readers.episode_metadata import write_attributes
 from ..readers.json_files import parse_object
 from ..source import Source
+from ..task_texts import find_task
 from .hdf5_output import create_hdf5
 from .written_episodes import WrittenEpisodes, require_log_fields, require_numbers, select_extras
 
@@ -74,6 +76,9 @@ def write_robomimic(
                     filters.setdefault(key, []).extend([f"demo_{num_episodes}"] * bool(masks[key]))
                 episode = replace(episode, metadata=metadata)
                 write_attributes(group, episode, metadata_spec, "robomimic", robomimic.RESERVED)
+                text = _find_only_task(episode, source, num_samples)
+                if text and robomimic.EPISODE_META not in group.attrs:
+                    group.attrs[robomimic.EPISODE_META] = json.dumps({robomimic.LANG: text})
                 num_episodes += 1
                 num_rows += num_samples
             raise_error()
@@ -113,6 +118,13 @@ def _write_demo(group: h5py.Group, episode: Episode, has_final_steps: bool) -> i
     if episode.seed is not None:
         group.attrs[robomimic.SEED] = episode.seed
     return num_rows
+
+
+def _find_only_task(episode: Episode, source: Source, num_rows: int) -> str:
+    """Returns the text of the task if it is the same in all rows, and '' otherwise."""
+    texts = set(find_task(episode, source.metadata)[:num_rows])
+    text = texts.pop() if len(texts) == 1 else ""
+    return text if isinstance(text, str) else text.decode("utf-8", "replace")
 
 
 def _make_env_args(source: Source) -> dict[str, Any] | None:

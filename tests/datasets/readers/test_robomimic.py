@@ -264,6 +264,21 @@ def test_steps_that_robomimic_cannot_represent_raise(tmp_path, changes, message)
     assert not list(tmp_path.iterdir())
 
 
+def test_text_of_the_task_is_in_ep_meta_as_in_robocasa(tmp_path):
+    source = load(FORMATS / "robomimic/d1_low_dim.hdf5", mapping={"constant": {"task": "lift the cube"}})
+    write_dataset(source, tmp_path / "x.hdf5", format="robomimic", verify=True)
+    with h5py.File(tmp_path / "x.hdf5", "r+") as file:
+        groups = list(file["data"].values())
+        assert {group.attrs["ep_meta"] for group in groups} == {'{"lang": "lift the cube"}'}
+        for group in groups:  # As RoboCasa writes it.
+            del group.attrs["is_terminal"], group["step_fields"]
+            group.attrs["ep_meta"] = '{"lang": "open the door", "layout_id": 3}'
+    recorded = load(tmp_path / "x.hdf5")
+    metadata = recorded.first_episode.metadata
+    assert metadata["language_instruction"].item() == b"open the door" and b"layout_id" in metadata["ep_meta"].item()
+    write_dataset(recorded, tmp_path / "again.hdf5", format="robomimic", verify=True)
+
+
 def test_isaac_lab_file_has_nested_observations_and_ends_by_success(tmp_path):
     path = write_isaac_lab(tmp_path / "x.hdf5")
     source = load(path)
