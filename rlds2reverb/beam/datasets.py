@@ -163,9 +163,9 @@ def open_dataset(source: Any, load_options: Mapping[str, Any], workers: Workers)
             f"a conversion on Beam reads paths, addresses or names, which every worker can open, got a "
             f"{type(source).__name__}; use ingest() for data in memory"
         )
+    if load_options.get("mapping") is not None:  # The workers may not have its file.
+        load_options = {**load_options, "mapping": DatasetMapping.parse(load_options["mapping"])}
     load_options = {name: _make_hashable(value) for name, value in load_options.items()}
-    if load_options.get("mapping") is not None:
-        load_options["mapping"] = DatasetMapping.parse(load_options["mapping"])  # The workers may not have its file.
     locations = expand_locations([str(item) for item in sources])
     dataset = Dataset(tuple(sorted(load_options.items())), os.urandom(8).hex())
     opened = workers.map("opened", dataset.describe, locations)

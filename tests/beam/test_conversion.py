@@ -74,6 +74,17 @@ def test_files_are_those_of_ingest(data, tmp_path, name, options):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["beam", "plain"]
 
 
+@pytest.mark.parametrize(
+    "select", [{"episodes": "5:13"}, pytest.param({"return": [1500, None]}, marks=pytest.mark.slow)]
+)
+def test_episodes_selected_by_a_mapping_are_those_of_ingest(data, tmp_path, select):
+    mapping = {"select": select, "cast": {"observation": "float64"}}
+    expected = ingest(load(data / HOPPER, mapping=mapping), tmp_path / "plain")
+    got = convert_with_beam(data / HOPPER, tmp_path / "beam", mapping=mapping, **small())
+    assert_same_files(tmp_path / "beam", tmp_path / "plain")
+    assert 0 < got.episodes == expected.episodes < 32
+
+
 @pytest.mark.slow
 def test_several_files_become_shards(data, tmp_path):
     for number in range(2):

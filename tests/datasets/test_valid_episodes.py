@@ -81,6 +81,26 @@ def test_other_episodes_are_read_in_any_part(path):
         load(path, on_invalid="keep")
 
 
+@pytest.mark.parametrize(
+    ("select", "kept"),
+    [
+        ({"episodes": ":60%"}, [0, 2]),
+        ({"episodes": [2, 4]}, [0]),
+        ({"episodes": "1:5"}, [1]),
+        ({"length": [5, None]}, [0]),
+    ],
+)
+def test_episodes_are_selected_among_those_that_can_be_read(path, select, kept, tmp_path):
+    options = {"on_invalid": "skip_episode", "mapping": [{"select": select}, {"rename": {"action": "action.arm"}}]}
+    source = load(path, **options)
+    lengths = [episode.num_transitions + episode.dropped_last_transition for episode in source]
+    assert [episode.index for episode in source] == kept and lengths == [LENGTHS[number] for number in (0, 2)][
+        -len(kept) :
+    ]
+    report = write_dataset(source, tmp_path / "out/1.0.0", format="rlds", on_invalid="skip_episode")
+    assert report.episodes == len(kept)
+
+
 def test_validate_and_inspect_continue_and_count(path, capsys):
     assert run(["validate", str(path), "--json"]) == 2
     result = json.loads(capsys.readouterr().out)

@@ -102,10 +102,9 @@ class _Taken:
         places = self.places[first:stop]
         numbered = enumerate(places, first)
         for _, run in itertools.groupby(numbered, key=lambda pair: pair[1] - pair[0]):
-            pairs = list(run)
-            episodes = self.source.read_range(pairs[0][1], pairs[-1][1] + 1)
-            for (index, _), episode in zip(pairs, episodes, strict=True):
-                yield replace(episode, index=index)
+            indices = {place: index for index, place in run}
+            for episode in self.source.read_range(min(indices), max(indices) + 1):  # Without those that are left out.
+                yield replace(episode, index=indices[episode.index])
 
 
 @dataclass(frozen=True)
