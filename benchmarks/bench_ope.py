@@ -1,12 +1,12 @@
 """Measures off-policy evaluation against known values: the coverage of intervals, and the order of policies.
 
-    python benchmarks/bench_ope.py coverage [--num 200] [--episodes 200]
-    python benchmarks/bench_ope.py ranking DATA ENV [--out runs] [--updates 10000] [--ensemble 5]
+    python benchmarks/bench_ope.py coverage [--num 200] [--episodes 200] [--record docs/estimates]
+    python benchmarks/bench_ope.py ranking DATA ENV [--updates 10000] [--ensemble 5] [--record docs/estimates]
 
 `coverage` evaluates a policy in random MDPs whose values are solutions of linear equations, with every estimator, and
 prints how often the 90 % intervals contain the value. `ranking` trains ten policies of different quality on a dataset
 for a short time, estimates their values from it by fitted Q evaluation, and compares them with their discounted
-returns in the environment.
+returns in the environment. With --record, every estimate is written to a file, from which `pages.py` makes the tables.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import gymnasium
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
+from records import COVERAGE_COLUMNS, RANKING_COLUMNS, format_number, replace_rows
 from tf_agents.policies import tf_policy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import PolicyStep, time_step_spec
@@ -29,6 +30,7 @@ from rlds2reverb.envs import evaluate
 from rlds2reverb.learners.fitted_q import FittedQOptions
 from rlds2reverb.learners.value_estimators import ESTIMATORS
 from rlds2reverb.training.off_policy_evaluation import evaluate_policies
+from rlds2reverb.training.policy_estimates import PolicyEstimate
 
 GAMMA, NUM_STATES, NUM_ACTIONS = 0.95, 5, 2
 #: Linear functions of one-hot states, which represent every Q-function.
@@ -100,8 +102,9 @@ class RandomMDP:
         }
 
 
-def measure_coverage(num: int, num_episodes: int, behaviour: str) -> None:
+def measure_coverage(num: int, num_episodes: int, behaviour: str, folder: Path | None) -> None:
     """Prints the share of intervals that contain the value, and the root mean square error, of each estimator."""
+    rows: list[dict[str, str]] = []
     covered: dict[str, list[bool]] = {name: [] for name in ESTIMATORS}
     errors: dict[str, list[float]] = {name: [] for name in ESTIMATORS}
     for number in range(num):
@@ -116,6 +119,7 @@ def measure_coverage(num: int, num_episodes: int, behaviour: str) -> None:
         for result in evaluate_policies([TabularPolicy(new)], episodes, list(ESTIMATORS), **settings):
             covered[result.method].append(result.interval[0] <= value <= result.interval[1])
             errors[result.method].append(result.estimate - value)
+            rows.append({"mdp": str(number), "method": result.method, **format_result(result, value=value)})
         if number % 10 == 9:
             print(
                 f"{number + 1} MDPs",
@@ -125,9 +129,18 @@ def measure_coverage(num: int, num_episodes: int, behaviour: str) -> None:
     for name in ESTIMATORS:
         rmse = np.sqrt(np.mean(np.square(errors[name])))
         print(f"{name:6} coverage {np.mean(covered[name]):.3f}   RMSE {rmse:.3f}   bias {np.mean(errors[name]):+.3f}")
+    if folder is not None:
+        replace_rows(folder / "coverage.csv", COVERAGE_COLUMNS, 2, rows)
 
 
-def measure_ranking(data: str, env: str, out: Path, *, updates: int, ensemble: int) -> None:
+def format_result(result: PolicyEstimate, **numbers: float) -> dict[str, str]:
+    """Returns the numbers of an estimate, and further ones, as columns."""
+    low, high = result.interval
+    numbers = {"estimate": result.estimate, "low": low, "high": high, **numbers}
+    return {name: format_number(number) for name, number in numbers.items()}
+
+
+def measure_ranking(data: str, env: str, out: Path, *, updates: int, ensemble: int, folder: Path | None) -> None:
     """Prints the estimate and the return of each policy, and Spearman's correlation of both."""
     runs = []
     for algo, steps, options in RUNS:
@@ -152,6 +165,13 @@ def measure_ranking(data: str, env: str, out: Path, *, updates: int, ensemble: i
         low, high = result.interval
         print(f"{Path(result.policy).name:16} fqe {result.estimate:9.1f} [{low:9.1f}, {high:9.1f}]   "
               f"discounted return {discounted:9.1f}   return {total:9.1f}")  # fmt: skip
+    if folder is not None:
+        rows = [
+            {"dataset": Path(data).stem, "policy": Path(result.policy).name}
+            | format_result(result, discounted_return=discounted, total_return=total)
+            for result, (discounted, total) in zip(results, returns, strict=True)
+        ]
+        replace_rows(folder / "ranking.csv", RANKING_COLUMNS, 2, rows)
     estimates, discounted, totals = [result.estimate for result in results], *zip(*returns, strict=True)
     print(f"Spearman with discounted returns {spearman(estimates, discounted):.2f}, with returns "
           f"{spearman(estimates, totals):.2f}; {secs:.0f} s per policy")  # fmt: skip
@@ -191,11 +211,16 @@ def main() -> None:
     ranking.add_argument("--out", type=Path, default=Path("runs"))
     ranking.add_argument("--updates", type=int, default=10_000)
     ranking.add_argument("--ensemble", type=int, default=5)
+    for command in (coverage, ranking):
+        command.add_argument(
+            "--record", type=Path, metavar="DIR", help="directory of the files, such as docs/estimates"
+        )
     options = parser.parse_args()
     if options.command == "coverage":
-        measure_coverage(options.num, options.episodes, options.behaviour)
+        measure_coverage(options.num, options.episodes, options.behaviour, options.record)
     else:
-        measure_ranking(options.data, options.env, options.out, updates=options.updates, ensemble=options.ensemble)
+        limits = {"updates": options.updates, "ensemble": options.ensemble}
+        measure_ranking(options.data, options.env, options.out, **limits, folder=options.record)
 
 
 if __name__ == "__main__":

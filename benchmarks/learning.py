@@ -114,7 +114,7 @@ def format_row(row: Row) -> str:
     if row.last_five is None or row.best is None or row.swing is None:
         return f"| {row.data} | {row.variant} | - | - | - | - |"
     last, deviation = row.last_five
-    numbers = [f"{row.behaviour:,.0f}", f"{last:,.0f} ± {deviation:,.0f}", f"{row.swing:,.0f}", f"{row.best[0]:,.0f}"]
+    numbers = [f"{row.data_return:,.0f}", f"{last:,.0f} ± {deviation:,.0f}", f"{row.swing:,.0f}", f"{row.best[0]:,.0f}"]
     return f"| {row.data} | {row.variant} | {' | '.join(numbers)} |"
 
 

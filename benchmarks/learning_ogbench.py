@@ -1,12 +1,13 @@
 """Trains agents on datasets of OGBench with several seeds, and prints a table of their success rates.
 
-    python benchmarks/learning_ogbench.py DATA goals [--algos gcbc hiql] [--seeds 3] [--jobs 2] [--out runs]
+    python benchmarks/learning_ogbench.py DATA goals [--algos gcbc hiql] [--seeds 3] [--jobs 2] [--record docs/results]
     python benchmarks/learning_ogbench.py DATA cube
 
 DATA is a directory of OGBench's files; the package `ogbench` has to be installed. `goals` trains agents with goals on
 pointmaze-medium-navigate, and `cube` trains agents with rewards on the default task of cube-single-play. Interrupted
 runs are continued, and complete ones are not repeated. Then the last policy of each run is evaluated in 50 episodes of
-each task, as OGBench does. The table contains means and standard deviations over seeds, in percent.
+each task, as OGBench does. The table contains means and standard deviations over seeds, in percent. With --record, the
+success rate of all episodes of each run is written to a file, from which `pages.py` makes a table.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from records import DATASET_COLUMNS, RESULT_COLUMNS, replace_rows
 
 from rlds2reverb import load
 from rlds2reverb.envs.evaluation import evaluate
@@ -86,6 +88,16 @@ def measure_success_rates(run: Run, env: str, num_tasks: int) -> list[float]:
     return list(rates.mean(axis=0))
 
 
+def record_success_rates(dataset: str, variant: str, runs: list[Run], rates: np.ndarray, folder: Path) -> None:
+    """Writes the success rate [N] of each run, in percent, in place of a return."""
+    rows = [
+        {**{"dataset": dataset, "agent": variant, "seed": str(run.identity["seed"])},
+         **{"updates": str(run.num_updates), "mean_return": f"{rate:.1f}", "std_over_episodes": ""}}
+        for run, rate in zip(runs, rates, strict=True)
+    ]  # fmt: skip
+    replace_rows(folder / f"{dataset.rpartition('-')[0]}.csv", RESULT_COLUMNS, 3, rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path)
@@ -95,12 +107,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs"))
+    parser.add_argument("--record", type=Path, metavar="DIR", help="directory of the files, such as docs/results")
     arguments = parser.parse_args()
     runs = plan(arguments.data, arguments.table, arguments.algos, seeds=arguments.seeds, steps=arguments.steps)
     experiment = run_plan(
         runs, arguments.out, place=choose_placement(arguments.jobs, partial(Progress, quiet=True, notes=False))
     )
-    _, env, variants = TABLES[arguments.table]
+    dataset, env, variants = TABLES[arguments.table]
     num_tasks = 5 if arguments.table == "goals" else 1
     tasks = [f"task {number}" for number in range(1, num_tasks + 1)] if num_tasks > 1 else []
     print(f"| {' | '.join(['agent', 'seeds', *tasks, 'all'])} |\n|{'---|' * (len(tasks) + 3)}")
@@ -116,6 +129,11 @@ def main() -> None:
             rates = 100 * np.array([measure_success_rates(run, env, num_tasks) for run in complete])
             cells = [f"{mean:.0f} ± {std:.0f}" for mean, std in zip(rates.mean(0), rates.std(0), strict=True)]
             print(f"| {' | '.join([variant, str(len(complete)), *cells])} |", flush=True)
+            if arguments.record is not None:
+                record_success_rates(dataset, variant, complete, rates[:, -1], arguments.record)
+    if arguments.record is not None:
+        row = {"dataset": dataset, "episodes": str(load(dataset, data_dir=arguments.data).num_episodes)}
+        replace_rows(arguments.record / "datasets.csv", DATASET_COLUMNS, 1, [row])
     for name, reason in experiment.failures.items():
         print(f"{name} failed: {reason}")
 

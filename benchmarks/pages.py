@@ -8,6 +8,8 @@ A page contains any of these marks, and the script writes what belongs between t
     <!-- table: speed SECTION --> <!-- end -->            all rows of a section
     <!-- table: results --> <!-- end -->                  the datasets and agents in `SUMMARY`
     <!-- table: results FILE --> <!-- end -->             all agents in docs/results/FILE.csv
+    <!-- table: estimates coverage --> <!-- end -->       how often intervals contain known values, by method
+    <!-- table: estimates ranking --> <!-- end -->        correlations of estimates with returns, by dataset
     <!-- value: speed NAME COLUMN --> <!-- end -->        a column of a row with a name, such as its ratio
 """
 
@@ -28,6 +30,7 @@ from rlds2reverb.learners.figure_style import COLOURS, GREY, render_svg, style_a
 
 ROOT = Path(__file__).parent.parent
 SPEED, RESULTS = ROOT / "docs/speed.csv", ROOT / "docs/results"
+ESTIMATES = ROOT / "docs/estimates"
 TITLES = {
     **{"bc": "cloning", "bc_10": "cloning the best 10%", "bc_50": "cloning the best 50%", "td3_bc": "TD3+BC"},
     **{"rebrac": "ReBRAC", "cal_ql": "Cal-QL", "iql_3step": "IQL, three-step transitions"},
@@ -40,6 +43,7 @@ SUMMARY = (("hopper_sac_medium_replay", "hopper_medium_expert", "pendulum_mixed"
 #: updates before an online phase.
 FIGURES = {
     "medium_replay.svg": ("hopper_sac_medium_replay", ("bc_10", "td3_bc", "iql", "rebrac"), 5, 0),
+    "online.svg": ("pendulum_mixed_online", ("iql",), 1, 10_000),
     "cal_ql.svg": ("invertedpendulum_expert_online", ("cql", "cal_ql"), 1, 10_000),
 }
 
@@ -107,7 +111,7 @@ def describe(file: str) -> dict[str, str]:
     """Returns the number of updates, and the properties of the data."""
     rows = read(RESULTS / f"{file}.csv")
     data = next(row for row in read(RESULTS / "datasets.csv") if row["dataset"] == rows[0]["dataset"])
-    numbers = {name: f"{round(float(value)):,}" for name, value in data.items() if name != "dataset"}
+    numbers = {name: f"{round(float(value)):,}" for name, value in data.items() if name != "dataset" and value}
     return {"updates": f"{max(int(row['updates']) for row in rows):,}", **numbers}
 
 
@@ -152,8 +156,45 @@ def make_results_table(file: str = "") -> str:
         best = np.mean([returns.max() for returns in runs.values()])
         cells = [", ".join(runs), format_last_five(runs), ", ".join(of_each), f"{swing:,.0f}", f"{best:,.0f}"]
         rows.append([title(agent), *cells])
-    text = "{updates} updates. The data: {episodes} episodes, mean return {mean_return}, best return {best_return}."
-    return f"{make_table(rows)}\n\n{text.format(**describe(file))} [All evaluations](results/{file}.csv)"
+    found = describe(file)
+    text = "{updates} updates. The data: {episodes} episodes"
+    text += ", mean return {mean_return}, best return {best_return}." if "mean_return" in found else "."
+    return f"{make_table(rows)}\n\n{text.format(**found)} [All evaluations](results/{file}.csv)"
+
+
+# --- Estimates of off-policy evaluation
+
+
+def read_groups(path: Path, key: str) -> dict[str, dict[str, np.ndarray]]:
+    """Returns the numbers of the other columns [N], by the value of a column."""
+    rows = read(path)
+    groups = {row[key]: [other for other in rows if other[key] == row[key]] for row in rows}
+    numbers = [name for name in rows[0] if name not in (key, "policy")]
+    return {name: {n: np.array([float(row[n]) for row in group]) for n in numbers} for name, group in groups.items()}
+
+
+def make_coverage_table() -> str:
+    rows = [["method", "MDPs", "coverage", "root mean square error"]]
+    for method, found in read_groups(ESTIMATES / "coverage.csv", "method").items():
+        is_covered = (found["low"] <= found["value"]) & (found["value"] <= found["high"])
+        error = np.sqrt(np.mean(np.square(found["estimate"] - found["value"])))
+        rows.append([f"`{method}`", str(len(is_covered)), f"{is_covered.mean():.3f}", f"{error:.3f}"])
+    return make_table(rows)
+
+
+def make_ranking_table() -> str:
+    rows = [["data", "policies", "correlation with discounted returns", "intervals that contain them"]]
+    for dataset, found in read_groups(ESTIMATES / "ranking.csv", "dataset").items():
+        returns, ranks = found["discounted_return"], lambda values: np.argsort(np.argsort(values))
+        correlation = np.corrcoef(ranks(found["estimate"]), ranks(returns))[0, 1]
+        is_covered = (found["low"] <= returns) & (returns <= found["high"])
+        rows.append([dataset, str(len(returns)), f"{correlation:.2f}", f"{is_covered.sum()} of {len(returns)}"])
+    return make_table(rows)
+
+
+def make_estimates_table(name: str) -> str:
+    table = {"coverage": make_coverage_table, "ranking": make_ranking_table}[name]()
+    return f"{table}\n\n[All estimates](estimates/{name}.csv)"
 
 
 # --- Pages and figures
@@ -167,6 +208,7 @@ def get_speed(name: str, column: str) -> str:
 MAKERS: dict[str, Callable[..., str]] = {
     "table: speed": make_speed_table,
     "table: results": make_results_table,
+    "table: estimates": make_estimates_table,
     "value: speed": get_speed,
 }
 

@@ -2,6 +2,7 @@
 
     python benchmarks/bench_ingest.py --record docs/speed.csv
     python benchmarks/learning.py DATA --record docs/results
+    python benchmarks/bench_ope.py coverage --record docs/estimates
 
 Each command replaces its rows of the files. The columns that identify a row come first.
 """
@@ -25,6 +26,8 @@ SPEED_COLUMNS = (
     *("command", "date", "rounds", "machine"),
 )
 RESULT_COLUMNS = ("dataset", "agent", "seed", "updates", "mean_return", "std_over_episodes")
+COVERAGE_COLUMNS = ("mdp", "method", "value", "estimate", "low", "high")
+RANKING_COLUMNS = ("dataset", "policy", "estimate", "low", "high", "discounted_return", "total_return")
 DATASET_COLUMNS = ("dataset", "episodes", "mean_return", "best_return")
 
 _options = Namespace(record=None, busy="")

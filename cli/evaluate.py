@@ -104,15 +104,15 @@ def evaluate(folder: Path, policy: str | None, film: Path | None, as_json: bool,
         for name, policy in loaded.items()
         for target in options["target_return"] or (None,)
     ]
-    behaviour = run.behaviour_return if run else None
+    data_return = run.data_return if run else None
     if as_json:
         policies = [{**facts, **result.as_dict()} for _, facts, result in results]
-        document = {"run": str(folder), "environment": environment, "behaviour_return": behaviour, "policies": policies}
+        document = {"run": str(folder), "environment": environment, "data_return": data_return, "policies": policies}
         output.print_json(document | ({} if filmed is None else {"film": filmed.as_dict()}))
         return
     range_text = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
     print(output.escape_controls(f"{folder}: {environment}, {output.count(len(seeds), 'episode')}, {range_text}"))
-    print(_format_table(results, behaviour, references))
+    print(_format_table(results, data_return, references))
     for name, _, result in results:
         if result.num_clipped:
             num_actions = f"{result.num_clipped:,} of {result.lengths.sum():,} actions"
@@ -188,7 +188,7 @@ def _evaluate_policy(name: str, policy: Any, target_return: float | None, evalua
         return name, {**facts, "updates": step if step >= 0 else None}, evaluator.evaluate(policy)
 
 
-def _format_table(results: list[_Result], behaviour: float | None, references: tuple[float, float] | None) -> str:
+def _format_table(results: list[_Result], data_return: float | None, references: tuple[float, float] | None) -> str:
     rows: list[list[str]] = []
     has_successes = any(result.success_rate is not None for _, _, result in results)
     for name, facts, result in results:
@@ -199,8 +199,8 @@ def _format_table(results: list[_Result], behaviour: float | None, references: t
         rows.append(
             [name, "-" if facts["updates"] is None else f"{facts['updates']:,}", mean_return, score, length, success]
         )
-    if behaviour is not None:
-        score = "-" if references is None else f"{d4rl_score(behaviour, references):.1f}"
-        rows.append(["(dataset)", "-", f"{behaviour:,.1f}", score, "-", "-"])
+    if data_return is not None:
+        score = "-" if references is None else f"{d4rl_score(data_return, references):.1f}"
+        rows.append(["(data)", "-", f"{data_return:,.1f}", score, "-", "-"])
     headings = ["policy", "updates", "return", "score", "length", "success"][: None if has_successes else -1]
     return format_columns(headings, [row[: len(headings)] for row in rows])

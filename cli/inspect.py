@@ -174,7 +174,7 @@ def _inspect_runs(folders: tuple[str, ...], report_path: Path | None, *, has_fil
 
 
 def _describe_run(run: Run) -> dict[str, Any]:
-    returns = {"behaviour_return": run.behaviour_return, "last_return": run.last_return, "best_return": run.best_return}
+    returns = {"data_return": run.data_return, "last_return": run.last_return, "best_return": run.best_return}
     updates = int(run.progress["step"][-1]) if len(run.progress.get("step", ())) else 0
     return {"run_dir": str(run.path), "algo": run.identity.get("algo"), "updates": updates, **returns}
 

@@ -63,7 +63,7 @@ def _as_dict(curve: Curve) -> dict[str, object]:
         "curve": curve.label,
         "runs": [str(run.path) for run in curve.runs],
         "metric": curve.metric,
-        "behaviour": curve.behaviour,
+        "data_return": curve.data_return,
         **results,
         "updates": curve.steps.tolist(),
         "mean": curve.mean.tolist(),

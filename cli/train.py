@@ -238,11 +238,11 @@ def _require_seeds(passed: dict[str, Any], options: dict[str, Any]) -> None:
 def _report(training: Training, run: Run, *, as_json: bool) -> None:
     """Prints the results of a run."""
     learner, data, latest = training.learner, training.data, training.learner.latest
-    document = {"run_dir": str(run.path), "iterations": learner.step, "behaviour_return": data.behaviour_return}
+    document = {"run_dir": str(run.path), "updates": learner.step, "data_return": data.data_return}
     document |= {"best_return": run.best_return, "stopped_by": learner.stop_reason or None, **latest}
     facts = [("updates", f"{learner.step:,}")]
-    if data.behaviour_return is not None:
-        facts.append(("dataset return", f"{data.behaviour_return:,.1f}"))
+    if data.data_return is not None:
+        facts.append(("data return", f"{data.data_return:,.1f}"))
     rest = "continue" if learner.step < (training.config.num_updates or 0) else "make the last evaluation"
     advice = "all updates are made" if training.is_complete else f"run the same command to {rest}"
     content = format_results(training.config.algo, run, facts, learner.stop_reason, latest, advice)

@@ -52,7 +52,7 @@ class Curve:
       mean: float64 [N], over the runs; for a single run, over the episodes of an evaluation.
       std: float64 [N], population standard deviation over the same.
       metric: 'return' or 'score'.
-      behaviour: mean return of the data, or its score; None if unknown.
+      data_return: mean return of the data, or its score; None if unknown.
     """
 
     label: str
@@ -61,7 +61,7 @@ class Curve:
     mean: np.ndarray
     std: np.ndarray
     metric: str
-    behaviour: float | None = None
+    data_return: float | None = None
 
     __repr__ = short_repr
 
@@ -254,7 +254,7 @@ def draw_run(run: Run) -> Figure:
 
 
 def draw_learning_curves(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Draws curves with bands of one standard deviation, and lines for the data's behaviour and for online phases."""
+    """Draws curves with bands of one standard deviation, and lines for the return of the data and for online phases."""
     for number, curve in enumerate(curves):
         style = get_line_style(number, curve.mean)
         suffix = f" ({len(curve.runs)} runs)" if len(curve.runs) > 1 else ""
@@ -262,9 +262,9 @@ def draw_learning_curves(axes: Axes, curves: Sequence[Curve]) -> None:
         axes.plot(curve.steps, curve.mean, label=wrapped, **style)
         low, high = curve.mean - curve.std, curve.mean + curve.std
         axes.fill_between(curve.steps, low, high, color=style["color"], alpha=0.18, linewidth=0)
-    for number, behaviour in enumerate(sorted({curve.behaviour for curve in curves if curve.behaviour is not None})):
+    for number, level in enumerate(sorted({curve.data_return for curve in curves if curve.data_return is not None})):
         label = None if number else "mean of the whole data"
-        axes.axhline(behaviour, color=GREY, linestyle="--", linewidth=1.2, label=label)
+        axes.axhline(level, color=GREY, linestyle="--", linewidth=1.2, label=label)
     starts = {start for curve in curves for run in curve.runs if (start := _get_online_start(run)) is not None}
     for number, start in enumerate(sorted(starts)):
         label = None if number else "the online phase begins"
@@ -333,9 +333,9 @@ def _make_curve(label: str, runs: Sequence[Run], metric: str) -> Curve:
     std = values.std(0)
     if len(runs) == 1:
         std = runs[0].evaluations["std"] * _get_metric_scale(runs[0], metric)
-    behaviours = {_get_behaviour(run, metric) for run in runs}
-    behaviour = behaviours.pop() if len(behaviours) == 1 else None
-    return Curve(label, tuple(runs), grid.astype(np.int64), values.mean(0), std, metric, behaviour)
+    returns = {_get_data_return(run, metric) for run in runs}
+    data_return = returns.pop() if len(returns) == 1 else None
+    return Curve(label, tuple(runs), grid.astype(np.int64), values.mean(0), std, metric, data_return)
 
 
 def _get_metric_scale(run: Run, metric: str) -> float:
@@ -346,10 +346,10 @@ def _get_metric_scale(run: Run, metric: str) -> float:
     return abs(100 / (expert - random))
 
 
-def _get_behaviour(run: Run, metric: str) -> float | None:
-    if run.behaviour_return is None or metric == "return":
-        return run.behaviour_return
-    return None if run.reference_returns is None else d4rl_score(run.behaviour_return, run.reference_returns)
+def _get_data_return(run: Run, metric: str) -> float | None:
+    if run.data_return is None or metric == "return":
+        return run.data_return
+    return None if run.reference_returns is None else d4rl_score(run.data_return, run.reference_returns)
 
 
 def _get_online_start(run: Run) -> int | None:

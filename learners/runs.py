@@ -89,9 +89,9 @@ class Run:
         return (float(pair[0]), float(pair[1])) if pair else None
 
     @property
-    def behaviour_return(self) -> float | None:
+    def data_return(self) -> float | None:
         """The mean return of the episodes in the data, or None if unknown."""
-        value = (self.config.get("data") or {}).get("behaviour_return")
+        value = (self.config.get("data") or {}).get("data_return")
         return None if value is None else float(value)
 
     @property

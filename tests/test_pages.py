@@ -128,3 +128,12 @@ def test_replace_rows_replaces_all_rows_of_a_run(records, tmp_path):
     records.replace_rows(path, records.RESULT_COLUMNS, 3, [{**row, "updates": "1"}, {**row, "updates": "2"}])
     records.replace_rows(path, records.RESULT_COLUMNS, 3, [{**row, "updates": "3"}])
     assert [found["updates"] for found in records.read(path)] == ["3"]
+
+
+def test_estimates_are_compared_with_returns(pages, monkeypatch, tmp_path):
+    rows = ["d,a,1,0,2,1.5,9", "d,b,2,1,3,2.5,9", "d,c,3,2,4,9,9", "e,a,2,1,3,0,9", "e,b,1,0,2,9,9"]
+    columns = "dataset,policy,estimate,low,high,discounted_return,total_return"
+    (tmp_path / "ranking.csv").write_text("\n".join([columns, *rows]) + "\n")
+    monkeypatch.setattr(pages, "ESTIMATES", tmp_path)
+    table = pages.make_estimates_table("ranking").splitlines()[2:4]
+    assert table == ["| d | 3 | 1.00 | 2 of 3 |", "| e | 2 | -1.00 | 0 of 2 |"]

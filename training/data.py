@@ -160,7 +160,7 @@ class TrainingData(Closing, ABC):
         return self.adder
 
     @property
-    def behaviour_return(self) -> float | None:
+    def data_return(self) -> float | None:
         """The mean return of the dataset, and so of the policies that produced it; None if unknown."""
         return None if self.returns is None else float(self.returns.mean())
 

@@ -59,7 +59,7 @@ class Row:
       seeds: seeds of the runs with evaluations or, if no run has any, with logged updates.
       planned: number of planned runs.
       updates: number of updates of the run with the fewest; 0 if nothing is logged.
-      behaviour: mean return of the data, or None if unknown.
+      data_return: mean return of the data, or None if unknown.
       last: last evaluation.
       last_five: mean of the last five evaluations of each run.
       swing: standard deviation of the last five evaluations within a run, averaged over seeds.
@@ -72,7 +72,7 @@ class Row:
     seeds: tuple[int, ...]
     planned: int
     updates: int = 0
-    behaviour: float | None = None
+    data_return: float | None = None
     last: tuple[float, float] | None = None
     last_five: tuple[float, float] | None = None
     swing: float | None = None
@@ -178,7 +178,7 @@ class Experiment:
             seeds=tuple(int(self.plan[name]["configuration"]["seed"]) for name in evaluated or begun),
             planned=len(names),
             updates=min((run.num_updates for run in begun.values()), default=0),
-            behaviour=next((run.behaviour_return for run in begun.values() if run.behaviour_return is not None), None),
+            data_return=next((run.data_return for run in begun.values() if run.data_return is not None), None),
         )
         if not evaluated:
             return row
@@ -422,7 +422,7 @@ def _write_results(experiment: Experiment) -> None:
 
 
 def _format_table(rows: Sequence[Row]) -> str:
-    headings = ["data", "agent", "seeds", "updates", "mean of data", "last", "last five", "swing", "best"]
+    headings = ["data", "agent", "seeds", "updates", "data return", "last", "last five", "swing", "best"]
     headings += ["last five scores"] if rows and all(row.scores for row in rows) else []
     # The name of the data is left out if it is the same in all rows.
     columns = slice(int(len({row.data for row in rows}) == 1), len(headings))
@@ -431,11 +431,11 @@ def _format_table(rows: Sequence[Row]) -> str:
 
 def _format_row(row: Row) -> list[str]:
     seeds = str(row.planned) if len(row.seeds) == row.planned else f"{len(row.seeds)} of {row.planned}"
-    behaviour, swing = ("-" if value is None else f"{value:,.1f}" for value in (row.behaviour, row.swing))
+    data_return, swing = ("-" if value is None else f"{value:,.1f}" for value in (row.data_return, row.swing))
     pairs = (row.last, row.last_five, row.best, row.scores.get("last_five"))
     cells = ("-" if pair is None else format_spread(pair, len(row.seeds)) for pair in pairs)
     last, last_five, best, scores = cells
-    return [row.data, row.variant, seeds, f"{row.updates:,}", behaviour, last, last_five, swing, best, scores]
+    return [row.data, row.variant, seeds, f"{row.updates:,}", data_return, last, last_five, swing, best, scores]
 
 
 def _describe_pair(pair: tuple[float, float] | None) -> dict[str, float] | None:

@@ -92,7 +92,7 @@ class Training(Closing):
     """One training run, and its parts.
 
         with Training("hopper_medium-v2.hdf5", TrainingConfig("iql"), "runs/iql") as training:
-            print(training.data.behaviour_return)
+            print(training.data.data_return)
             run = training.run()
 
     Creating one reads and validates the data, creates the agent and, if the directory contains a run, restores it.
@@ -421,7 +421,7 @@ def describe_run(
         "data": {
             "source": data.name,
             "fingerprint": data.fingerprint,
-            "behaviour_return": data.behaviour_return,
+            "data_return": data.data_return,
             "held_out": list(data.held_out),
             "reward_transform": None if data.reward_transform is None else dataclasses.asdict(data.reward_transform),
         },

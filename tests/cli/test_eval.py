@@ -29,7 +29,7 @@ def trained(tmp_path_factory):
     with RunDirectory(folder) as directory:
         directory.write_config(
             {
-                "data": {"behaviour_return": -514.7},
+                "data": {"data_return": -514.7},
                 "environment": "Pendulum-v1",
                 "environment_spec": describe_env("Pendulum-v1"),
                 "reference_returns": (-1226.85, -151.27),
@@ -50,7 +50,7 @@ def test_policies_are_reported_with_updates_return_and_score(trained, capsys):
         assert (sign, length) == ("±", "20.0")
     assert code == 0 and title == f"{trained}: Pendulum-v1, 2 episodes, seeds 1000 to 1001"
     assert last.split()[:2] == ["last", "20,000"] and best.split()[:2] == ["best", "15,000"]
-    assert data.split() == ["(dataset)", "-", "-514.7", "66.2", "-"]
+    assert data.split() == ["(data)", "-", "-514.7", "66.2", "-"]
     assert "of 40 actions of the policy 'last' were clipped to the" in err and "'best'" not in err
     assert max(map(len, out.splitlines()[1:])) <= 80
 
@@ -61,7 +61,7 @@ def test_one_policy_is_printed_as_json(trained, capsys):
     document = json.loads(out)
     (best,) = document["policies"]
     assert (code, err) == (0, "") and document["environment"] == "Pendulum-v1"
-    assert document["behaviour_return"] == -514.7 and best["policy"] == "best" and best["updates"] == 15_000
+    assert document["data_return"] == -514.7 and best["policy"] == "best" and best["updates"] == 15_000
     assert best["lengths"] == [10] and best["seeds"] == [3] and best["num_clipped"] == 0
     assert best["reference_returns"] == [-1226.85, -151.27] and best["returns"] == [best["mean"]]
     assert out == call(capsys, *arguments)[1]

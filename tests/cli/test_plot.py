@@ -49,7 +49,7 @@ def test_plot_of_single_runs_explains_no_deviation_and_writes_svg(runs, tmp_path
 def test_plot_prints_json(runs, tmp_path, capsys):
     code, out, _ = call(capsys, *runs, "--out", tmp_path / "a.PNG", "--json", "--metric", "return")
     bc, iql = json.loads(out)["curves"]
-    assert code == 0 and bc["curve"] == "bc" and bc["runs"] == [str(runs[0])] and bc["behaviour"] is None
+    assert code == 0 and bc["curve"] == "bc" and bc["runs"] == [str(runs[0])] and bc["data_return"] is None
     assert iql["updates"] == [1000, 2000] and iql["mean"] == [15, 30] and iql["std"] == [5, 10]
     assert iql["best"] == {"mean": 30, "std": 10} and iql["last_five"] == {"mean": 22.5, "std": 7.5}
 

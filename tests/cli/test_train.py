@@ -50,7 +50,7 @@ def root(tmp_path_factory):
 def test_train_writes_a_run_and_the_same_command_continues_it(hopper, root, capsys):
     command = ("--algo", "td3_bc", "--data", hopper, "--run-dir", root, *SMALL)
     code, out, err = call(capsys, *command, "--steps", 40)
-    assert code == 0 and out.startswith(f"td3_bc trained in {root}\n  updates         40\n") and "978.3" in out
+    assert code == 0 and out.startswith(f"td3_bc trained in {root}\n  updates      40\n") and "978.3" in out
     assert "evaluat" not in err
     assert any(line.strip().startswith("40 of 40   loss ") for line in err.splitlines())
     names = {path.name for path in root.iterdir() if not path.name.startswith(".")}
@@ -59,13 +59,13 @@ def test_train_writes_a_run_and_the_same_command_continues_it(hopper, root, caps
     assert run_.config["hyperparameters"]["alpha"] == 2.5 and run_.config["hyperparameters"]["hidden_sizes"] == [8, 8]
     assert run_.configuration["batch_size"] == 8 and run_.configuration["normalize_observations"] is True
     assert run_.configuration["algo"] == "td3_bc" and run_.progress["step"].tolist() == [20, 40]
-    assert run_.behaviour_return == pytest.approx(978.3, abs=0.1) and np.isfinite(run_.progress["loss"]).all()
+    assert run_.data_return == pytest.approx(978.3, abs=0.1) and np.isfinite(run_.progress["loss"]).all()
     assert [path.name for path in (root / "checkpoints").iterdir()] == [f"{40:010d}"]
 
     with skip_exports():
         code, out, err = call(capsys, *command, "--steps", 60, "--json")
     document = json.loads(out)
-    assert code == 0 and "continuing from update 40" in err and document["iterations"] == 60
+    assert code == 0 and "continuing from update 40" in err and document["updates"] == 60
     assert document["best_return"] is None and document["stopped_by"] is None and document["run_dir"] == str(root)
     assert load_run(root).progress["step"].tolist() == [20, 40, 60]
 
@@ -77,7 +77,7 @@ def test_train_writes_a_run_and_the_same_command_continues_it(hopper, root, caps
     assert "continue nevertheless (--allow-config-mismatch)" in err
     with skip_exports():
         code, out, _ = call(capsys, *command, "--seed", 3, "--allow-config-mismatch")
-    assert code == 0 and "updates         60" in out
+    assert code == 0 and "updates      60" in out
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_train_reads_converted_directories_and_servers(few, tmp_path, capsys, ad
     ingest(source, tmp_path / "table", adder=adder, layout="packed" if isinstance(adder, NStep) else "columns")
     options = ("--algo", "td3_bc", *SMALL, "--steps", 10)
     code, out, err = call(capsys, *options, "--data", tmp_path / "table", "--run-dir", tmp_path / "one")
-    assert code == 0 and "updates  10\n" in out and "dataset return" not in out
+    assert code == 0 and "updates  10\n" in out and "data return" not in out
     assert (
         f"observations are not normalised, because {tmp_path / 'table'} has no statistics; set the hyperparameters"
         in err
@@ -154,7 +154,7 @@ def test_iql_beats_the_behaviour_policies_and_behaviour_cloning(data, tmp_path, 
         trained = load_run(tmp_path / algo)
         returns[algo] = trained.evaluations["mean"][-5:].mean()
         assert code == 0
-    assert returns["iql"] > trained.behaviour_return > returns["bc"]
+    assert returns["iql"] > trained.data_return > returns["bc"]
     assert returns["iql"] > -450
 
 
@@ -163,7 +163,7 @@ def test_iql_beats_the_behaviour_policies_and_behaviour_cloning(data, tmp_path, 
 def test_ctrl_c_saves_and_exits_with_75(hopper, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(Learner, "show_log", lambda learner: signal.raise_signal(signal.SIGINT))
     code, out, _ = call(capsys, "--algo", "bc", "--data", hopper, "--run-dir", tmp_path, "--steps", 90, *SMALL)
-    assert code == 75 and "updates         20\n" in out and "SIGINT; run the same command to continue" in out
+    assert code == 75 and "updates      20\n" in out and "SIGINT; run the same command to continue" in out
 
 
 @pytest.mark.usefixtures("no_policies")

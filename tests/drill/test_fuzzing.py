@@ -151,7 +151,7 @@ def write_run_directory(data, folder):
 
     def read(path):
         run = load_run(path / "run")
-        _ = run.configuration, run.identity, run.environment, run.reference_returns, run.behaviour_return
+        _ = run.configuration, run.identity, run.environment, run.reference_returns, run.data_return
         _ = run.last_return, run.best_return, run.progress, run.evaluations, str(run)
         if len(run.evaluations.get(STEP, ())):
             learning_curves([run])

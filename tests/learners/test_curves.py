@@ -20,7 +20,7 @@ def make_run(
     config = {"identity": identity, "environment": "Hopper-v5", "reference_returns": references}
     return Run(
         Path(path or f"runs/{algo}_{seed}"),
-        {**config, "data": {"behaviour_return": data}},
+        {**config, "data": {"data_return": data}},
         {},
         {name: np.asarray(column, np.float64) for name, column in columns.items()},
         np.zeros((0, len(PRIORITY_BINS)), np.int64),
@@ -39,7 +39,7 @@ def add_logs(run, *, waits=(), priorities=False):
 
 def test_runs_with_different_seeds_form_one_curve_with_a_band_over_runs():
     (curve,) = learning_curves([make_run(seed=0), make_run(seed=1, means=(3, 7))], metric="return")
-    assert curve.label == "iql" and len(curve.runs) == 2 and curve.behaviour == 2.0
+    assert curve.label == "iql" and len(curve.runs) == 2 and curve.data_return == 2.0
     assert curve.steps.tolist() == [0, 10] and curve.mean.tolist() == [2, 5] and curve.std.tolist() == [1, 2]
     assert curve.summarize() == {"last": (5, 2), "last_five": (5, 2), "best": (5, 2)}
 
@@ -47,9 +47,9 @@ def test_runs_with_different_seeds_form_one_curve_with_a_band_over_runs():
 def test_band_of_a_single_run_is_over_its_episodes():
     (curve,) = learning_curves([make_run(stds=(0.5, 1))])
     assert curve.metric == "score" and curve.mean.tolist() == [10, 30] and curve.std.tolist() == [5, 10]
-    assert curve.behaviour == 20
+    assert curve.data_return == 20
     (curve,) = learning_curves([make_run(stds=(0.5, 1))], metric="return")
-    assert curve.std.tolist() == [0.5, 1] and curve.behaviour == 2
+    assert curve.std.tolist() == [0.5, 1] and curve.data_return == 2
 
 
 def test_last_averages_the_last_five_evaluations():

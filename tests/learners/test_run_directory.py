@@ -211,7 +211,7 @@ def test_write_config_stores_versions_data_and_command(tmp_path):
         run.write_config(
             {
                 "configuration": {"algo": "iql", "seed": np.int64(3), "folder": Path("x"), "hidden": (256, 256)},
-                "data": {"source": "x.hdf5", "fingerprint": "xxh128 00", "behaviour_return": 12.5},
+                "data": {"source": "x.hdf5", "fingerprint": "xxh128 00", "data_return": 12.5},
                 "environment": "Pendulum-v1",
                 "reference_returns": (-1200, -150),
             },
@@ -219,7 +219,7 @@ def test_write_config_stores_versions_data_and_command(tmp_path):
         run = load_run(run.path)
         assert run.configuration == {"algo": "iql", "seed": 3, "folder": "x", "hidden": [256, 256]}
         assert run.environment == "Pendulum-v1" and run.reference_returns == (-1200.0, -150.0)
-        assert run.behaviour_return == 12.5 and run.config["data"]["fingerprint"] == "xxh128 00"
+        assert run.data_return == 12.5 and run.config["data"]["fingerprint"] == "xxh128 00"
         assert {"python", "rlds2reverb", "tf-agents", "gymnasium", "numpy"} <= run.config["versions"].keys()
 
 
@@ -227,9 +227,7 @@ def test_run_without_a_description_has_no_results(tmp_path):
     with RunDirectory(tmp_path) as run:
         run.write_config({})
     run = load_run(tmp_path)
-    assert (
-        run.environment is run.reference_returns is run.behaviour_return is run.last_return is run.best_return is None
-    )
+    assert run.environment is run.reference_returns is run.data_return is run.last_return is run.best_return is None
 
 
 def test_write_config_raises_for_values_that_are_not_json(tmp_path):

@@ -331,7 +331,7 @@ def test_training_statistics_use_the_returns(case):
     )
     data = open_data(source, config)
     returns = [sum(row) for row in rewards if row]
-    assert data.returns.tolist() == returns and data.behaviour_return == np.mean(returns)
+    assert data.returns.tolist() == returns and data.data_return == np.mean(returns)
     assert data.reward_transform.scale == pytest.approx(1000 / (max(returns) - min(returns)))
     assert data.num_episodes == 1  # The best one.
     best = max((row for row in rewards if row), key=sum)

@@ -20,7 +20,7 @@ def write_run(
         directory.writes_events = False
         document = {"identity": {"algo": algo, "seed": seed}, "environment": "Pendulum-v1"}
         document["environment_spec"] = describe_env("Pendulum-v1")
-        directory.write_config({**document, "data": {"source": "a.hdf5", "behaviour_return": 12.0}, **config})
+        directory.write_config({**document, "data": {"source": "a.hdf5", "data_return": 12.0}, **config})
         for step, q_value, value in zip(STEPS, q_values, returns, strict=True):
             numbers = {"loss": 1 / step, "q_mean": q_value, "updates_per_sec": 100.0 + step}
             directory.log(step, {**numbers, "data_wait_secs": 1.0, "train_secs": 3.0})

@@ -133,7 +133,7 @@ def test_statistics_leave_out_final_observations(hopper):
     np.testing.assert_allclose(got.moments.mean, seen.mean(0), rtol=1e-6)
     np.testing.assert_allclose(got.moments.std, seen.std(0) + 1e-3, rtol=1e-6)
     np.testing.assert_array_equal(got.returns, [recorded.total_reward for recorded in episodes])
-    assert got.behaviour_return == pytest.approx(978.3, abs=0.1)
+    assert got.data_return == pytest.approx(978.3, abs=0.1)
     assert got.time_step_spec.observation.shape == (11,) and got.name == "hopper_medium-v2.hdf5"
 
 
@@ -188,7 +188,7 @@ def test_reward_recipe_uses_the_returns_of_all_episodes():
     logs = [make_continuous(0, 0, rewards=[1, 1]), make_continuous(0, 0, rewards=[3, 3])]
     got = open_data(logs, IQL.replace(reward="iql_locomotion", top_percent=50))
     assert read_items(got)["reward"].tolist() == [750, 750]  # 3 * 1000 / (6 - 2)
-    assert got.returns.tolist() == [2, 6] and got.behaviour_return == 4
+    assert got.returns.tolist() == [2, 6] and got.data_return == 4
 
 
 @pytest.mark.parametrize("batch_bytes", [1, 1 << 20])

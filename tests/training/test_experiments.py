@@ -106,7 +106,7 @@ def place_fake(runs, root, report):
             continue
         seed, scale = run.config.seed, (0.0, 100.0) if (run.config.gamma, run.config.seed) == (0.8, 1) else None
         means = 100 * (run.data == "b") + np.array([0, 30 + 2 * seed, 10, 10, 10, 10, 20 + 10 * seed], float)
-        known = {"data": {"behaviour_return": 4.0 if seed else None}, "reference_returns": scale}
+        known = {"data": {"data_return": 4.0 if seed else None}, "reference_returns": scale}
         with RunDirectory(root / run.name) as directory:
             directory.writes_events = False
             directory.write_config({"identity": {"seed": seed}, **known})
@@ -136,7 +136,7 @@ def test_experiment_has_a_table_and_figures_and_continues_only_what_is_incomplet
         ("b", "bc, gamma=0.9", (125.0, 5.0), (131.0, 1.0)),
     ]
     row = result.rows[1]
-    assert (row.last_five, row.swing, row.behaviour) == ((13.0, 1.0), 6.0, 4.0)
+    assert (row.last_five, row.swing, row.data_return) == ((13.0, 1.0), 6.0, 4.0)
     assert (row.updates, row.seeds, row.scores) == (70, (0, 1), {})
     (line,) = result.plot(data="b").axes[0].lines[:1]
     assert np.nanmin(line.get_ydata()) == 100

@@ -63,7 +63,7 @@ def test_directory_is_served_until_the_data_are_closed(directory, source):
     with open_data(str(directory), TD3_BC) as got:
         assert got.name == str(directory) and got.table.table == "replay" and got.owns_server
         assert got.num_transitions == num_items and table_infos(got.table.server.client)["replay"].current_size
-        assert got.returns is None and got.behaviour_return is None and got.moments is None
+        assert got.returns is None and got.data_return is None and got.moments is None
         assert got.time_step_spec.observation.shape == (11,) and got.action_spec.shape == (3,)
         assert got.notes[0] == BOUNDS_NOTE and f"are not normalised, because {directory} has no stat" in got.notes[1]
         address, identity = got.table.server.address, got.identity()

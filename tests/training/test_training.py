@@ -70,7 +70,7 @@ def list_weights(training):
 def test_train_returns_a_run_that_can_be_continued_and_loaded(hopper, tmp_path, capsys, drawn):
     run = train(hopper, "td3_bc", tmp_path / "run", steps=40, **SMALL)
     assert str(run) == f"td3_bc in {tmp_path / 'run'}: 40 updates" and run.best_return is None
-    assert run.behaviour_return == pytest.approx(978.3, abs=0.1) and run.progress["step"].tolist() == [20, 40]
+    assert run.data_return == pytest.approx(978.3, abs=0.1) and run.progress["step"].tolist() == [20, 40]
     action = run.policy.action(time_step.restart(np.zeros((3, 11), np.float32), 3)).action
     assert action.shape == (3, 3) and np.isfinite(action).all()
     assert run.values(np.zeros((3, 11)), action)["q"].shape == (3,)
@@ -120,7 +120,7 @@ def test_episodes_in_memory_and_generator_functions_are_sources(few, source, tmp
     logs = [dict(episode.steps) for episode in few]
     from_list = train(logs, "bc", tmp_path / "list", steps=2, **SMALL)
     from_function = train(lambda: iter(logs), "bc", tmp_path / "function", steps=2, **SMALL)
-    assert from_list.behaviour_return == from_function.behaviour_return
+    assert from_list.data_return == from_function.data_return
     assert from_list.identity["data"] == from_function.identity["data"]
 
 
@@ -326,7 +326,7 @@ def test_tables_of_a_server_are_sources(source, few, tmp_path):
     with ReplayServer([TableConfig("mine", Selector("prioritized", 0.6))], signature) as server:
         ingest(source, server, "mine", adder=adder, layout="packed")
         run = train((server, "mine"), "iql", tmp_path / "a", steps=4, sampler="prioritized", **SMALL)
-        assert run.behaviour_return is None and run.progress["step"].tolist() == [4]
+        assert run.data_return is None and run.progress["step"].tolist() == [4]
         assert train(server.address, "bc", tmp_path / "b", steps=4, **SMALL).progress["step"].tolist() == [4]
 
 

@@ -87,7 +87,10 @@ def report_statistics(
     """Makes the report of `report_source` from statistics with a sample of steps; see there for other arguments."""
     source, parts = statistics.source, statistics.parts
     if not parts.episodes:
-        raise statistics.error or SourceError(f"{source.name} has no episodes; there is nothing to report")
+        reasons = [error.message for error in statistics.errors]
+        raise statistics.error or SourceError(
+            [*reasons, f"{source.name} has no episodes; there is nothing to report"][0]
+        )
     reasons = select_episodes(statistics)
     places: dict[tuple[int, int | None], list[Finding]] = {}
     for finding in statistics.findings:

@@ -143,7 +143,7 @@ def _add_summary(page: Page, runs: Sequence[Run]) -> None:
         last_step = max(int(log[STEP][-1]) for log in (run.progress, run.evaluations) if len(log.get(STEP, ())))
         cells = [run.path.name, str(run.identity.get("algo", "?")), str(run.identity.get("seed", "?"))]
         cells += [Path(str(data.get("source", "?"))).name, f"{last_step:,}"]
-        given, best = ("–" if value is None else f"{value:,.1f}" for value in (run.behaviour_return, run.best_return))
+        given, best = ("–" if value is None else f"{value:,.1f}" for value in (run.data_return, run.best_return))
         rows.append([*cells, given, last_return, best])
     page.add_table(headings, rows)
 
@@ -193,7 +193,7 @@ def compare_q_values(run: Run) -> tuple[str, str] | None:
     value, last = values[-1] / scale, achieved[-1]
     compared = f"{value:,.4g} after {steps[-1]:,} updates, but the policy achieves {last:,.4g}"
     advice = "use an algorithm that stays closer to the data, or data that cover more actions"
-    largest = float(np.abs([*achieved, run.behaviour_return or 0.0]).max())
+    largest = float(np.abs([*achieved, run.data_return or 0.0]).max())
     if abs(value) > _MAX_RATIO * max(largest, 1e-9):
         return "error", f"the Q-values have diverged: {compared}; {advice}"
     if abs(value) * _MAX_RATIO < abs(last):
@@ -230,7 +230,7 @@ def _add_learning_curves(page: Page, runs: Sequence[Run]) -> None:
         curves = learning_curves([run for run in evaluated if run.environment == environment])
         metric = "normalised score" if curves[0].metric == "score" else "return"
         rows = [
-            [*curve.format_row(), "–" if curve.behaviour is None else f"{curve.behaviour:,.1f}"] for curve in curves
+            [*curve.format_row(), "–" if curve.data_return is None else f"{curve.data_return:,.1f}"] for curve in curves
         ]
         page.add_table(("curve", "runs", "updates", f"last five {metric}s", "best", "data"), rows)
         caption = f"Mean ± standard deviation over {describe_bands(curves)}."

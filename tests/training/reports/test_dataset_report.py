@@ -1,5 +1,6 @@
 """Reports on datasets: the numbers in their figures, the findings, and the choice of episodes."""
 
+import sys
 from dataclasses import replace
 
 import h5py
@@ -102,6 +103,12 @@ def test_report_raises_if_no_episode_can_be_read(tmp_path):
         report_source(make_logs)
     with pytest.raises(FileNotFoundError, match="no file"):
         report_source(tmp_path / "missing.hdf5")
+
+
+def test_report_raises_the_reason_why_no_episode_can_be_read(data, monkeypatch):
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(SourceError, match="require PyAV"):
+        report_source(data / "formats/lerobot/v3.0/c2")
 
 
 def test_sample_of_steps_is_bounded_and_uniform(monkeypatch):

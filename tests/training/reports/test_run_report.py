@@ -64,7 +64,7 @@ def test_diverged_q_values_are_a_finding_and_change_the_axis(tmp_path, figures):
     ],
 )
 def test_q_values_are_compared_by_ratio_and_sign(tmp_path, q_value, achieved, expected):
-    data = {"behaviour_return": 12.0}
+    data = {"data_return": 12.0}
     path = write_run(tmp_path, q_values=(1, 1, q_value), returns=(achieved,) * 3, discounted=1.0, data=data)
     kind, sentence = compare_q_values(load_run(path))
     assert kind == expected
@@ -104,7 +104,7 @@ def test_report_shows_losses_on_held_out_episodes(tmp_path):
 def test_single_log_entries_are_visible(tmp_path, figures):
     with RunDirectory(tmp_path / "a") as directory:
         directory.log(10, {"loss": 2.0, "q_mean": 1.0, "updates_per_sec": 5.0})
-        directory.write_config({"data": {"behaviour_return": 12.0}, "identity": {"algo": "iql", "seed": 0}})
+        directory.write_config({"data": {"data_return": 12.0}, "identity": {"algo": "iql", "seed": 0}})
         directory.log_evaluation(10, Evaluation(np.array([1.0]), np.array([7]), (0,), discounted_return=1.0))
     run = load_run(tmp_path / "a")
     report_runs(run)
@@ -128,7 +128,7 @@ def test_single_log_entries_are_visible(tmp_path, figures):
     ],
 )
 def test_q_values_of_scaled_rewards_are_compared_in_units_of_returns(tmp_path, transform, q_value, expected):
-    data = {"behaviour_return": 12.0, "reward_transform": transform}
+    data = {"data_return": 12.0, "reward_transform": transform}
     run = load_run(write_run(tmp_path, q_values=(1, 1, q_value), data=data, configuration={"reward": "scale:100"}))
     found = compare_q_values(run)
     assert (found and found[0]) == expected
