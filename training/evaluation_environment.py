@@ -101,9 +101,9 @@ def resolve_environment(
     Args:
       env: None or 'none' for no evaluation; the id of a Gymnasium environment; 'my_module:MyEnv-v0' to import a module
         first; a `gymnasium.Env` with a `spec`, from which new ones are made; a `gymnasium.EnvSpec`; a function that
-        returns a new environment in each call, or its reference 'my_module:make_env'; a description of one of these, see `describe_env`; or 'auto' for the
-        environment that a Minari dataset names, or else that of a word in the dataset's name, such as Hopper-v5 for
-        hopper_medium-v2.hdf5.
+        returns a new environment in each call, or its reference 'my_module:make_env'; a description of one of these,
+        see `describe_env`; or 'auto' for the environment that a Minari dataset names, or else that of a word in the
+        dataset's name, such as Hopper-v5 for hopper_medium-v2.hdf5.
       source: the data, opened with `open_source`, or None. With 'auto', nothing that they name is imported: only
         environments that are already registered are used.
       has_goals: whether the agent observes goals, without which most environments of OGBench have no fixed task.
