@@ -9,7 +9,7 @@ from .replicas import assign_on_replica, mean_over_replicas
 
 
 class Adam(tf.Module):
-    """Adam (Kingma & Ba 2015, algorithm 1, in the order of its section 2), with one fused operation per variable.
+    """Adam (Kingma & Ba 2015, algorithm 1, as in PyTorch and Optax), with one fused operation per variable.
 
     With `decay_steps` the learning rate falls to 0 along half a cosine (Loshchilov & Hutter 2017, eq. 5),
     0.5 * (1 + cos(pi * t / decay_steps)), and stays at 0 after that. With `warmup_steps` it is multiplied by
@@ -23,6 +23,7 @@ class Adam(tf.Module):
         learning_rate: float,
         *,
         epsilon: float = 1e-8,
+        epsilon_hat: bool = False,
         decay_steps: int | None = None,
         warmup_steps: int = 0,
         weight_decay: float = 0.0,
@@ -34,7 +35,8 @@ class Adam(tf.Module):
         Args:
           variables: variables to train.
           learning_rate: initial learning rate.
-          epsilon: constant added to the root of the second moment.
+          epsilon: constant added to the root of the second moment after the correction of its bias.
+          epsilon_hat: whether it is added before the correction, as in TensorFlow: the paper's epsilon hat (section 2).
           decay_steps: number of updates after which the learning rate is 0; None for a constant rate.
           warmup_steps: number of updates over which the learning rate increases linearly; 0 for none.
           weight_decay: factor of the weight decay.
@@ -45,7 +47,7 @@ class Adam(tf.Module):
         self.trained_variables = list(variables)
         self._learning_rate, self._decay_steps, self._warmup_steps = learning_rate, decay_steps, warmup_steps
         self._weight_decay, self._clip_norm = weight_decay, clip_norm
-        self._betas, self._epsilon = (0.9, 0.999), epsilon
+        self._betas, self._epsilon, self._epsilon_hat = (0.9, 0.999), epsilon, epsilon_hat
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
         self.moments = [
             [tf.Variable(tf.zeros_like(variable), trainable=False, name=f"{kind}/{index}") for kind in ("m", "v")]
@@ -92,6 +94,8 @@ class Adam(tf.Module):
         assign_on_replica(self.step, step)
         count = tf.cast(step, tf.float32)
         beta1, beta2 = self._betas
+        powers = tf.pow(beta1, count), tf.pow(beta2, count)
+        epsilon = self._epsilon * (1.0 if self._epsilon_hat else tf.sqrt(1.0 - powers[1]))
         for variable, (m, v), gradient in zip(self.trained_variables, self.moments, gradients, strict=True):
             if self._weight_decay:
                 assign_on_replica(variable, variable * (1.0 - rate * self._weight_decay))
@@ -99,11 +103,11 @@ class Adam(tf.Module):
                 var=variable.handle,
                 m=m.handle,
                 v=v.handle,
-                beta1_power=tf.pow(beta1, count),
-                beta2_power=tf.pow(beta2, count),
+                beta1_power=powers[0],
+                beta2_power=powers[1],
                 lr=rate,
                 beta1=beta1,
                 beta2=beta2,
-                epsilon=self._epsilon,
+                epsilon=epsilon,
                 grad=tf.convert_to_tensor(gradient),  # Embeddings have sparse ones.
             )

@@ -11,9 +11,6 @@ from .goal_agent import GoalAgent, GoalShares, Parts, ddpg_bc_loss
 from .hyperparameters import Count, NonNegative, configurable
 from .offline_agent import TransitionBatch
 
-#: Minimum of log Q in the actor's loss.
-_MIN_LOG_Q = np.float32(np.log(1e-6))
-
 
 @configurable
 class CRLAgent(GoalAgent):
@@ -21,13 +18,13 @@ class CRLAgent(GoalAgent):
 
         log Q_e(s, a, g) = phi_e(s, a)^T psi_e(g) / sqrt(latent_size)
         critic = mean_{i, j, e} BCE(sigmoid(log Q_e(s_i, a_i, g_j)), 1(i = j))
-        actor  = `ddpg_bc_loss` of max(min_e log Q_e(s, pi(s, g), g), log 1e-6)
+        actor  = `ddpg_bc_loss` of min_e log Q_e(s, pi(s, g), g)
 
     The goals of the critic are later states with geometric distances, so that exp(log Q) is proportional to the
     discounted probability of reaching g over that of g in the data. The goals of the other items are the negatives.
     The actor and the two critics are those of OGBench (Park et al. 2025, arXiv:2410.20092).
 
-    The defaults are those of OGBench: impls/agents/crl.py of github.com/seohongpark/ogbench.
+    Updates and defaults are those of OGBench: impls/agents/crl.py of github.com/seohongpark/ogbench.
 
     Attributes:
       latent_size: size of phi and psi.
@@ -79,4 +76,4 @@ class CRLAgent(GoalAgent):
         inputs = batch.goals["actor"]
         phi, psi = self.represent(inputs, tf.clip_by_value(self.actor.mode(inputs), -1.0, 1.0))
         log_q = tf.reduce_min(tf.reduce_sum(phi * psi, axis=-1) * self._scale, axis=0)
-        return ddpg_bc_loss(tf.maximum(log_q, _MIN_LOG_Q), self.actor.log_prob(inputs, batch.action), self.alpha)
+        return ddpg_bc_loss(log_q, self.actor.log_prob(inputs, batch.action), self.alpha)

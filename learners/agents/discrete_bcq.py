@@ -5,7 +5,6 @@ from typing import Annotated, Any, ClassVar
 import tensorflow as tf
 
 from ..option_declarations import NetworkFactory, Range
-from .adam import Adam
 from .discrete_actors import ConstrainedActor
 from .dqn import DQNAgent
 from .hyperparameters import Count, NonNegative, configurable
@@ -34,9 +33,11 @@ class DiscreteBCQAgent(DQNAgent):
       imitation_network: function that creates the network of G's logits.
       target_update_period: number of updates between two target updates.
       threshold: the paper's tau, the minimum probability of an action in relation to the most likely one.
+      adam_epsilon: constant that Adam adds to the root of the second moment, as PyTorch does.
       logit_penalty: weight of the squared logits in the loss of G.
     """
 
+    _epsilon_hat: ClassVar[bool] = False
     double: ClassVar[bool] = True  # type: ignore[misc]
     conservative_weight: ClassVar[float] = 0.0  # type: ignore[misc]
 
@@ -49,7 +50,7 @@ class DiscreteBCQAgent(DQNAgent):
         super()._create()
         sizes = [*self.hidden_sizes, self.actions.size]
         self.imitation = self._make_network(self.imitation_network, sizes, name="imitation")
-        self.imitation_optimizer = Adam(self.imitation.trained_variables, self.learning_rate, epsilon=self.adam_epsilon)
+        self.imitation_optimizer = self._make_adam(self.imitation)
         return ConstrainedActor(self.critic, self.imitation, threshold=self.threshold, epsilon=self.exploration_epsilon)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:

@@ -1,6 +1,6 @@
 """Q-learning for discrete actions: DQN, double DQN and discrete CQL."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -8,6 +8,7 @@ from ..option_declarations import NetworkFactory
 from .adam import Adam
 from .discrete_actors import EpsilonGreedyActor
 from .hyperparameters import Count, Fraction, NonNegative, Positive, PositiveFraction, configurable
+from .networks import Network
 from .offline_agent import DiscreteAgent, TransitionBatch
 
 
@@ -30,7 +31,7 @@ class DQNAgent(DiscreteAgent):
       hidden_sizes: sizes of the hidden layers; (512,) gives the network of Mnih et al. for images.
       q_network: function that creates the network, see `CustomNetwork`; None for the default.
       learning_rate: Adam's learning rate.
-      adam_epsilon: constant that Adam adds to the root of the second moment.
+      adam_epsilon: constant that Adam adds to the root of the second moment, as TensorFlow does.
       discount: discount factor gamma.
       target_update_period: number of updates between two target updates.
       target_update_rate: share of the online weights in a target update; 1 copies them.
@@ -39,6 +40,8 @@ class DQNAgent(DiscreteAgent):
       conservative_weight: CQL's alpha, the weight of its penalty; its authors use 1 for 10 % and 4 for 1 % of the
         Atari data (README of github.com/aviralkumar2907/CQL).
     """
+
+    _epsilon_hat: ClassVar[bool] = True
 
     q_network: NetworkFactory | None = None
     learning_rate: Positive = 6.25e-5
@@ -54,8 +57,12 @@ class DQNAgent(DiscreteAgent):
         sizes = [*self.hidden_sizes, self.actions.size]
         self.critic = self._make_network(self.q_network, sizes, name="critic")
         self.target_critic = self.critic.copy()
-        self.optimizer = Adam(self.critic.trained_variables, self.learning_rate, epsilon=self.adam_epsilon)
+        self.optimizer = self._make_adam(self.critic)
         return EpsilonGreedyActor(self.critic, epsilon=self.exploration_epsilon)
+
+    def _make_adam(self, network: Network) -> Adam:
+        variables = network.trained_variables
+        return Adam(variables, self.learning_rate, epsilon=self.adam_epsilon, epsilon_hat=self._epsilon_hat)
 
     def estimate_values(self, observation: Any, action: Any) -> dict[str, tf.Tensor]:
         """Returns 'q', Q(s, a), and 'v', Q of the greedy action, float32 [B]; see `OfflineAgent.estimate_values`."""

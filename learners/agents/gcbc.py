@@ -19,7 +19,7 @@ class GCBCAgent(GoalAgent):
     The goals are later states of the episode. The actor is Gaussian with a standard deviation of 1, as in OGBench (Park
     et al. 2025, arXiv:2410.20092), so that the loss is half the squared error and a constant.
 
-    The defaults are those of OGBench: impls/agents/gcbc.py of github.com/seohongpark/ogbench.
+    Updates and defaults are those of OGBench: impls/agents/gcbc.py of github.com/seohongpark/ogbench.
 
     Attributes:
       actor_network: function that creates the actor's network, see `CustomNetwork`; None for the default.

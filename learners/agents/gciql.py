@@ -22,7 +22,7 @@ class GCIQLAgent(GoalValueAgent):
 
     The observations of critics and actor contain the goal g, and rewards are those of goals; see `GoalAgent`.
 
-    The defaults are those of OGBench: impls/agents/gciql.py of github.com/seohongpark/ogbench.
+    Updates and defaults are those of OGBench: impls/agents/gciql.py of github.com/seohongpark/ogbench.
 
     Attributes:
       actor_network: function that creates the actor's network, see `CustomNetwork`; None for the default.
@@ -52,11 +52,13 @@ class GCIQLAgent(GoalValueAgent):
 
     def losses(self, batch: TransitionBatch) -> dict[str, tf.Tensor]:
         """Returns the losses of values, critics and actor, float32 []."""
-        old_q = tf.reduce_min(critic_values(self.target_critic, batch.observation, batch.action), axis=0)
+        old_q = tf.stop_gradient(
+            tf.reduce_min(critic_values(self.target_critic, batch.observation, batch.action), axis=0)
+        )
         both = critic_values(self.value, tf.concat([batch.observation, batch.next_observation], axis=0))
         value, next_value = tf.split(both, 2)
         u = old_q - value
-        targets = batch.reward + self.discount * batch.discount * next_value
+        targets = tf.stop_gradient(batch.reward + self.discount * batch.discount * next_value)
         td = critic_values(self.critic, batch.observation, batch.action) - targets
         return {
             "value_loss": tf.reduce_mean(batch.weights * expectile_loss(u, u, self.expectile)),

@@ -20,7 +20,7 @@ class GCIVLAgent(GoalValueAgent):
 
     V is the mean of two functions. Park et al. (2023), arXiv:2307.11949, with one policy.
 
-    The defaults are those of OGBench: impls/agents/gcivl.py of github.com/seohongpark/ogbench.
+    Updates and defaults are those of OGBench: impls/agents/gcivl.py of github.com/seohongpark/ogbench.
 
     Attributes:
       actor_network: function that creates the actor's network, see `CustomNetwork`; None for the default.

@@ -38,7 +38,8 @@ class GoalAgent(OfflineAgent):
 
     Observations are dicts of the state, 'observation', and the 'goal' to reach. Batches contain transitions whose goals
     `GoalSampling` has drawn; those of actors are in the policy info of the experience. As in the authors' code, all
-    networks are updated at once, with the gradients of their losses at the weights before the update.
+    networks are updated at once, with the gradients of their losses at the weights before the update, which are also
+    those that target networks track.
 
     Networks are OGBench's, with GELU and the initialisation of Glorot & Bengio (2010); those of values have layer
     normalisation as well.
@@ -134,10 +135,10 @@ class GoalAgent(OfflineAgent):
         with tf.GradientTape(persistent=True) as tape:
             losses = self.losses(batch)
         gradients = {name: optimizer.gradients(losses[name], tape) for name, optimizer in self.optimizers.items()}
-        for name, optimizer in self.optimizers.items():
-            optimizer.apply(gradients[name])
         for target, online in self.targets:
             target.track(online, self.target_update_rate)
+        for name, optimizer in self.optimizers.items():
+            optimizer.apply(gradients[name])
         return tf.add_n([*losses.values()]), losses
 
 
@@ -214,11 +215,12 @@ def implicit_value_loss(
     Args:
       batch: transitions with goals.
       values: float32 [2, B], V_i(s, g).
-      old_values: float32 [2, B], those of the target networks, V'_i(s, g).
+      old_values: float32 [2, B], those of the target networks, V'_i(s, g), which get no gradient.
       old_next_values: float32 [2, B], V'_i(s', g).
       gamma: discount factor.
       expectile: expectile in (0, 1).
     """
+    old_values, old_next_values = tf.stop_gradient(old_values), tf.stop_gradient(old_next_values)
     q = batch.reward + gamma * batch.discount * old_next_values
     advantage = tf.reduce_min(q, axis=0) - tf.reduce_mean(old_values, axis=0)
     return tf.reduce_mean(batch.weights * tf.reduce_sum(expectile_loss(advantage, q - values, expectile), axis=0))

@@ -18,7 +18,7 @@ from .goal_agent import (
     weighted_likelihood_loss,
 )
 from .hyperparameters import Count, NonNegative, configurable
-from .networks import Network, critic_values
+from .networks import critic_values
 from .offline_agent import TransitionBatch
 
 
@@ -63,10 +63,11 @@ class HIQLAgent(GoalValueAgent):
         low   = -mean(min(exp(low_alpha * (V(s', w) - V(s, w))), 100) * log pi_l(a | s, phi([s; w])))
 
     w is the subgoal that the episode reached k steps later; see `GoalSampling`. V is the mean of two functions, and phi
-    a representation of length sqrt(R), which only the values train. The policy is pi_l for the subgoal of pi_h in each
+    a representation of length sqrt(R), which only the values train; it has no target network, so that target values see
+    the current one. The policy is pi_l for the subgoal of pi_h in each
     step. The values of actor losses are those of the current networks.
 
-    The defaults are those of OGBench: impls/agents/hiql.py of github.com/seohongpark/ogbench.
+    Updates and defaults are those of OGBench: impls/agents/hiql.py of github.com/seohongpark/ogbench.
 
     Attributes:
       representation_size: size R of the representation of a goal.
@@ -95,8 +96,8 @@ class HIQLAgent(GoalValueAgent):
         self.values = self._make_network(
             None, [*self.hidden_sizes, 1], copies=2, layer_norm=True, name="value", **later
         )
-        self.target_phi, self.target_values = self.phi.copy(), self.values.copy()
-        self.targets = [(self.target_phi, self.phi), (self.target_values, self.values)]
+        self.target_values = self.values.copy()
+        self.targets = [(self.target_values, self.values)]
         self._create_optimizers(
             value_loss=[self.phi, self.values], high_actor_loss=[high.network], low_actor_loss=[low.network]
         )
@@ -112,18 +113,16 @@ class HIQLAgent(GoalValueAgent):
             "next_low": (next_state, goals[LOW_GOAL]),
         }
 
-    def represent(self, inputs: tf.Tensor, phi: Network | None = None) -> tf.Tensor:
-        """Returns s and phi([s; g]), float32 [B, S + R], of states and goals [B, D]; `phi` is the network."""
-        return tf.concat([self._parts.split(inputs)[0], normalize_length((phi or self.phi)(inputs))], axis=-1)
+    def represent(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Returns s and phi([s; g]), float32 [B, S + R], of states and goals [B, D]."""
+        return tf.concat([self._parts.split(inputs)[0], normalize_length(self.phi(inputs))], axis=-1)
 
     def losses(self, batch: TransitionBatch) -> dict[str, tf.Tensor]:
         """Returns the losses of values and actors, float32 []."""
         goals = {name: self.represent(inputs) for name, inputs in batch.goals.items()}
-        values = critic_values(self.values, self.represent(batch.observation))
-        old, old_next = (
-            critic_values(self.target_values, self.represent(inputs, self.target_phi))
-            for inputs in (batch.observation, batch.next_observation)
-        )
+        now, later = self.represent(batch.observation), self.represent(batch.next_observation)
+        values = critic_values(self.values, now)
+        old, old_next = (critic_values(self.target_values, inputs) for inputs in (now, later))
         return {
             "value_loss": implicit_value_loss(batch, values, old, old_next, self.discount, self.expectile),
             "high_actor_loss": self.high_actor_loss(batch, goals),

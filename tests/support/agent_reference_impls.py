@@ -99,7 +99,7 @@ def gradient_similarity(gradients):
 
 
 class Adam:
-    """Adam (Kingma & Ba 2015, algorithm 1), in the efficient order of section 2."""
+    """Adam (Kingma & Ba 2015, algorithm 1)."""
 
     def __init__(self, rate):
         self.rate, self.t, self.m, self.v = rate, 0, 0.0, 0.0
@@ -108,8 +108,8 @@ class Adam:
         self.t += 1
         self.m = 0.9 * self.m + 0.1 * g
         self.v = 0.999 * self.v + 0.001 * g**2
-        scale = (1 - 0.999**self.t) ** 0.5 / (1 - 0.9**self.t)
-        return x - (self.rate if rate is None else rate) * scale * self.m / (self.v**0.5 + 1e-8)
+        mean, variance = self.m / (1 - 0.9**self.t), self.v / (1 - 0.999**self.t)
+        return x - (self.rate if rate is None else rate) * mean / (variance**0.5 + 1e-8)
 
 
 def gaussian_log_prob(x, mean, log_std):

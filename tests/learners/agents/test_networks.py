@@ -73,6 +73,13 @@ def test_adam_decays_the_learning_rate_along_half_a_cosine():
         np.testing.assert_allclose(variable, expected, atol=1e-6)
 
 
+@pytest.mark.parametrize(("epsilon_hat", "divisor"), [(False, 1.0 + 0.5), (True, 1.0 + 0.5 / 0.001**0.5)])
+def test_adam_adds_epsilon_after_or_before_the_correction_of_the_bias(epsilon_hat, divisor):
+    variable = tf.Variable([0.0])
+    Adam([variable], 0.1, epsilon=0.5, epsilon_hat=epsilon_hat).apply([tf.constant([1.0])])
+    np.testing.assert_allclose(variable, [-0.1 / divisor], rtol=1e-4)
+
+
 def test_target_actions_have_clipped_noise():
     actor = TanhActor(MLP((3, 2), seed=0, final_scale=1e-3), exploration_noise=0.0)
     observation = tf.zeros([1000, 3])
