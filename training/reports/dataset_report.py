@@ -87,10 +87,8 @@ def report_statistics(
     """Makes the report of `report_source` from statistics with a sample of steps; see there for other arguments."""
     source, parts = statistics.source, statistics.parts
     if not parts.episodes:
-        reasons = [error.message for error in statistics.errors]
-        raise statistics.error or SourceError(
-            [*reasons, f"{source.name} has no episodes; there is nothing to report"][0]
-        )
+        nothing = f"{source.name} has no episodes; there is nothing to report"
+        raise statistics.error or SourceError(statistics.errors[0].message if statistics.errors else nothing)
     reasons = select_episodes(statistics)
     places: dict[tuple[int, int | None], list[Finding]] = {}
     for finding in statistics.findings:
