@@ -78,7 +78,7 @@ def test_a_missing_extra_is_an_info_with_a_fix(capsys, versions):
 
 
 @pytest.mark.slow
-def test_violated_requirements_are_errors_of_this_package_and_infos_of_others(tmp_path):
+def test_violated_requirements_are_errors_only_for_this_package(tmp_path):
     states = {"rlds2reverb": "error", "plugin": "info"}
     for name in states:
         info = tmp_path / f"{name}-9.dist-info"

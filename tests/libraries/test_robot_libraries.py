@@ -85,7 +85,7 @@ def test_lerobot_reads_equal_values_tasks_and_frames_of_written_datasets(name, o
 
 
 @pytest.mark.parametrize("name", ["v3.0/c2", "v3.0/c3"])
-def test_items_are_those_of_delta_timestamps(name, tmp_path, monkeypatch):
+def test_items_match_delta_timestamps(name, tmp_path, monkeypatch):
     folder = shutil.copytree(DATA / "lerobot" / name, tmp_path / "sample")  # LeRobot creates files there.
     fps = json.loads((folder / "meta/info.json").read_text())["fps"]
     seconds = {"observation.state": [-2, 0, 1], "action": range(-1, 4)}

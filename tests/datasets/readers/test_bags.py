@@ -187,7 +187,7 @@ def test_rewards_follow_their_actions_and_the_last_flag_decides(tmp_path, ends):
     assert source.assumed_fields == () and bool(source.warnings) == (not ends)
 
 
-def test_times_are_those_of_headers_if_the_messages_have_one(tmp_path):
+def test_header_times_take_precedence(tmp_path):
     messages = []
     for row, delay in enumerate((5, 80, 40, 90)):
         stamp = {"header": {"stamp": {"sec": 0, "nanosec": row * 100_000_000}}}
