@@ -89,6 +89,13 @@ class Algorithm:
 #: The common settings of agents for Atari; the batch size is that of Mnih et al. (2015), extended data table 1, and the
 #: authors of the others use it too.
 _ATARI: dict[str, Any] = {"actions": "discrete", "batch_size": 32}
+#: What SAC-N and EDAC have in common: algorithms/offline/sac_n.py of github.com/tinkoff-ai/CORL.
+_ENSEMBLE: dict[str, Any] = {
+    "hidden_sizes": (256, 256, 256),
+    "num_critics": 10,
+    "actor_first": True,
+    "log_std_bounds": (-5.0, 2.0),
+}
 #: What agents with goals have in common; the batch size is that of OGBench (Park et al. 2025, arXiv:2410.20092). They
 #: do not learn from the rewards of a dataset.
 _GOALS: dict[str, Any] = {"items": "goals", "batch_size": 1024, "has_td_errors": False, "normalizes_observations": True}
@@ -198,7 +205,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "ensemble-diversified actor-critic",
             "An, Moon, Kim & Song 2021, arXiv:2110.01548",
             data="mixed quality, dense rewards",
-            defaults={"hidden_sizes": (256, 256, 256), "num_critics": 10, "diversity_weight": 1.0},
+            defaults={**_ENSEMBLE, "diversity_weight": 1.0},
         ),
         "fql": Algorithm(
             "fql:FQLAgent",
@@ -260,7 +267,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "soft actor-critic with N critics",
             "An, Moon, Kim & Song 2021, arXiv:2110.01548",
             data="mixed quality, dense rewards; many critics",
-            defaults={"hidden_sizes": (256, 256, 256), "num_critics": 10},
+            defaults=_ENSEMBLE,
         ),
         "spot": Algorithm(
             "spot:SPOTAgent",

@@ -21,10 +21,12 @@ class AWACAgent(ActorCriticAgent):
 
     The paper omits Z, the normalisation of the weights. The authors' code divides by their mean over the batch (softmax
     times B), and so does this class unless `normalize_weights` is False. As in the authors' code, the actor's loss uses
-    the critics from before their update. Sampled actions are clipped to the bounds.
+    the critics from before their update. Critics see the samples of the Gaussian as they are, which may lie outside of
+    [-1, 1]; policies clip them.
 
-    The defaults are those of the authors' script for the MuJoCo tasks (rlkit, examples/awac/mujoco/awac1.py), which
-    uses batches of 1024.
+    Updates and initial weights are those of the authors' code, rlkit/torch/sac/awac_trainer.py of
+    github.com/rail-berkeley/rlkit, and the defaults those of its script for the MuJoCo tasks,
+    examples/awac/mujoco/awac1.py.
 
     Attributes:
       actor_hidden_sizes: sizes of the actor's hidden layers.
@@ -32,11 +34,10 @@ class AWACAgent(ActorCriticAgent):
       lambda_: temperature of the weights; the script's default is 1, and its sweep includes 2.
       normalize_weights: whether to divide the weights of a batch by their mean.
       max_weight: maximum weight if the weights are not normalised; not in the paper.
-      log_std_bounds: bounds of the actor's log standard deviation, applied by clipping; the script uses a
-        sigmoid.
+      log_std_bounds: bounds of the actor's log standard deviation, the limits of a sigmoid; it begins in the middle.
     """
 
-    _network_options: ClassVar[dict[str, Any]] = {"hidden_bias": 0.0}
+    _network_options: ClassVar[dict[str, Any]] = {"init": "fan_out"}
 
     actor_hidden_sizes: LayerSizes = (256, 256, 256, 256)
     actor_weight_decay: NonNegative = 1e-4
@@ -49,7 +50,7 @@ class AWACAgent(ActorCriticAgent):
         sizes = [*self.actor_hidden_sizes, self.actions.size]
         mean = self._make_network(self.actor_network, sizes, final_scale=1e-3, name="actor")
         self._create_critics(final_scale=3e-3)
-        actor = GaussianActor(mean, self.actions.size, log_std_bounds=self.log_std_bounds)
+        actor = GaussianActor(mean, self.actions.size, log_std_bounds=self.log_std_bounds, has_sigmoid=True)
         self.actor_optimizer = Adam(actor.trainable_variables, self.actor_learning_rate)
         return actor
 
@@ -79,13 +80,13 @@ class AWACAgent(ActorCriticAgent):
 
     def critic_targets(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns float32 [B]: r + gamma * discount * the smaller target value of an action sampled from the actor."""
-        action = self.actor.sample(batch.next_observation, self.noise_seed(0))
+        action = self.actor.sample_unclipped(batch.next_observation, self.noise_seed(0))
         values = critic_values(self.target_critic, batch.next_observation, action)
         return batch.reward + self.discount * batch.discount * tf.reduce_min(values, axis=0)
 
     def values(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns float32 [B]: V(s), the smaller value of an action sampled from the actor."""
-        action = self.actor.sample(batch.observation, self.noise_seed(1))
+        action = self.actor.sample_unclipped(batch.observation, self.noise_seed(1))
         return tf.reduce_min(critic_values(self.critic, batch.observation, action), axis=0)
 
     def advantage_weights(self, advantage: tf.Tensor) -> tf.Tensor:

@@ -68,19 +68,20 @@ class MLP(tf.Module):
           copies: number of networks, each with its own weights; None for one network without that axis.
           layer_norm: whether each activation is followed by layer normalisation with scale and offset.
           activation: "relu" or "gelu".
-          init: "fan_in" for weights and biases uniform within 1/sqrt(inputs), PyTorch's default; "orthogonal" for
-            orthogonal weights times sqrt(2) and zero biases; or "glorot" for weights uniform within
-            sqrt(6 / (inputs + outputs)) and zero biases (Glorot & Bengio 2010, eq. 16).
+          init: "fan_in" for weights and biases uniform within 1/sqrt(inputs), PyTorch's default; "fan_out" for weights
+            uniform within 1/sqrt(outputs) and zero biases, rlkit's; "orthogonal" for orthogonal weights times sqrt(2)
+            and zero biases; or "glorot" for weights uniform within sqrt(6 / (inputs + outputs)) and zero biases (Glorot
+            & Bengio 2010, eq. 16).
           hidden_bias: initial value of every hidden bias; None to follow `init`.
-          final_scale: bound of the last layer's uniform weights and biases ("fan_in"), factor of its orthogonal
-            weights, or additional factor of its weights ("glorot"); None to initialise it like the others.
+          final_scale: bound of the last layer's uniform weights and biases ("fan_in", "fan_out"), factor of its
+            orthogonal weights, or additional factor of its weights ("glorot"); None to initialise it like the others.
           name: name of the module and its variable.
 
         Raises:
           ValueError: If `init` or `activation` has a different value.
         """
         super().__init__(name=name)
-        require_one_of("init", init, ("fan_in", "orthogonal", "glorot"))
+        require_one_of("init", init, ("fan_in", "fan_out", "orthogonal", "glorot"))
         require_one_of("activation", activation, tuple(_ACTIVATIONS))
         self._copies, self._layer_norm = copies, layer_norm
         self._activation, self._num_layers = activation, len(sizes) - 1
@@ -256,23 +257,38 @@ class TanhActor(tf.Module):
 class GaussianActor(tf.Module):
     """A Gaussian actor with mean tanh(network) and standard deviations that do not depend on the observation."""
 
-    def __init__(self, network: Network, size: int, *, log_std_bounds: tuple[float, float] = (-5.0, 2.0)) -> None:
-        """Sets the network, and creates the log standard deviations, all 0.
+    def __init__(
+        self,
+        network: Network,
+        size: int,
+        *,
+        log_std_bounds: tuple[float, float] = (-5.0, 2.0),
+        has_sigmoid: bool = False,
+    ) -> None:
+        """Sets the network, and creates the log standard deviations, all 0, or in the middle of a sigmoid.
 
         Args:
           network: network from observations [B, D] to means [B, A] before tanh.
           size: number of actions A.
-          log_std_bounds: bounds to which the log standard deviations are clipped.
+          log_std_bounds: bounds of the log standard deviations, to which they are clipped.
+          has_sigmoid: whether a sigmoid between the bounds takes the place of clipping.
         """
         super().__init__(name="actor")
         self.network = network
         self.log_std = tf.Variable(tf.zeros([size]), name="log_std")
-        self._bounds = log_std_bounds
+        self._bounds, self._has_sigmoid = log_std_bounds, has_sigmoid
 
     @property
     def trained_variables(self) -> list[tf.Variable]:
         """The variables for the optimiser."""
         return [*self.network.trained_variables, self.log_std]
+
+    def bounded_log_std(self) -> tf.Tensor:
+        """Returns the log standard deviations, float32 [A]."""
+        low, high = self._bounds
+        if self._has_sigmoid:
+            return low + (high - low) * tf.sigmoid(self.log_std)
+        return tf.clip_by_value(self.log_std, low, high)
 
     def mode(self, observation: tf.Tensor) -> tf.Tensor:
         """Returns the most likely actions, float32 [B, A] in [-1, 1]."""
@@ -284,15 +300,18 @@ class GaussianActor(tf.Module):
 
     def log_probs(self, observation: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
         """Returns the log densities of the elements of actions [B, A], float32 [B, A]."""
-        log_std = tf.clip_by_value(self.log_std, *self._bounds)
+        log_std = self.bounded_log_std()
         z = (action - self.mode(observation)) * tf.exp(-log_std)
         return -0.5 * (tf.square(z) + 2.0 * log_std + np.float32(np.log(2 * np.pi)))
 
     def sample(self, observation: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Returns sampled actions, clipped to [-1, 1], float32 [B, A]. `seed` is [2] integers."""
+        return tf.clip_by_value(self.sample_unclipped(observation, seed), -1.0, 1.0)
+
+    def sample_unclipped(self, observation: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """Returns sampled actions, float32 [B, A]. `seed` is [2] integers."""
         mode = self.mode(observation)
-        std = tf.exp(tf.clip_by_value(self.log_std, *self._bounds))
-        return tf.clip_by_value(mode + std * tf.random.stateless_normal(tf.shape(mode), seed), -1.0, 1.0)
+        return mode + tf.exp(self.bounded_log_std()) * tf.random.stateless_normal(tf.shape(mode), seed)
 
 
 def _init_weights(
@@ -315,8 +334,9 @@ def _init_weights(
             bound = np.sqrt(6 / (rows + columns)) * (1.0 if scale is None else scale)
             weights, bias = rng.uniform(-bound, bound, (rows, columns)), np.zeros(columns)
         else:
-            bound = 1 / np.sqrt(rows) if scale is None else scale
+            bound = 1 / np.sqrt(rows if init == "fan_in" else columns) if scale is None else scale
             weights, bias = rng.uniform(-bound, bound, (rows, columns)), rng.uniform(-bound, bound, columns)
+            bias *= init == "fan_in"
         if hidden_bias is not None and not is_last:
             bias = np.full(columns, hidden_bias)
         parts += [weights, bias]

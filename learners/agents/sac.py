@@ -1,7 +1,7 @@
 """Soft actor-critic (SAC) for continuous actions, and its ensembles of critics for fixed datasets: SAC-N and EDAC."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -44,15 +44,19 @@ class SACAgent(ActorCriticAgent):
         temperature = -log(temperature) * mean(log pi(a_pi|s) + target entropy)           (eq. 18)
 
     As in the paper's algorithm 1, each step updates the critics, then the actor with the new critics, then the
-    temperature, then the targets. Eq. 5 has a factor of 1/2, which Adam's normalisation makes irrelevant.
+    temperature, then the targets. Eq. 5 has a factor of 1/2, which Adam's normalisation makes irrelevant. With
+    `actor_first`, the order is temperature, actor, critics and targets, each with what was updated before.
 
     SAC is meant for data that the agent collects itself; on a fixed dataset the values of two critics usually diverge.
     SAC-N and EDAC (An et al. 2021, arXiv:2110.01548, algorithm 1) learn from fixed datasets: the minimum of many
     critics is low where their values differ, which is far from the data. EDAC needs fewer critics because the
-    `gradient_similarity` keeps them different.
+    `gradient_similarity` keeps them different. 'sac_n' and 'edac' are presets of this class: updates and defaults are
+    those of algorithms/offline/sac_n.py and edac.py of github.com/tinkoff-ai/CORL, except that temperature and actor
+    share their sampled actions.
 
     The defaults are those of the paper's table 1. The bounds of log std, and an initial temperature of 1, are those of
-    the authors' code (github.com/rail-berkeley/softlearning).
+    the authors' code (github.com/rail-berkeley/softlearning). Hidden biases are initialised to 0.1, and the last layers
+    within 1e-3 (actor) and 3e-3 (critics), as in EDAC.
 
     Attributes:
       actor_network: function that creates the actor's network, see `CustomNetwork`, for A means and A log
@@ -62,6 +66,7 @@ class SACAgent(ActorCriticAgent):
       target_entropy: entropy of the actor that the temperature aims at; None for -A.
       log_std_bounds: minimum and maximum log standard deviation of the actor, before tanh.
       num_critics: number of critics N; SAC-N has 10 to 500, and EDAC 10 or 50.
+      actor_first: whether temperature and actor are updated before the critics, as by EDAC's authors.
       diversity_weight: weight eta of the similarity of the critics' gradients in EDAC, 1 or 5; 0 for SAC and
         SAC-N.
 
@@ -69,11 +74,14 @@ class SACAgent(ActorCriticAgent):
       ValueError: If there is only one critic, but the weight is not 0.
     """
 
+    _network_options: ClassVar[dict[str, Any]] = {"hidden_bias": 0.1}
+
     temperature_learning_rate: Positive = 3e-4
     initial_temperature: Positive = 1.0
     target_entropy: float | None = None
     log_std_bounds: LogStdBounds = (-20.0, 2.0)
     num_critics: Count = 2
+    actor_first: bool = False
     diversity_weight: NonNegative = 0.0
 
     def _create(self) -> Any:
@@ -84,8 +92,10 @@ class SACAgent(ActorCriticAgent):
                 about="num_critics",
             )
         width = self.actions.size
-        gaussian = self._make_network(self.actor_network, [*self.hidden_sizes, 2 * width], name="actor")
-        self._create_critics(self.num_critics)
+        gaussian = self._make_network(
+            self.actor_network, [*self.hidden_sizes, 2 * width], final_scale=1e-3, name="actor"
+        )
+        self._create_critics(self.num_critics, final_scale=3e-3)
         entropy = -float(width) if self.target_entropy is None else self.target_entropy
         self._temperature = Temperature(entropy, self.temperature_learning_rate, initial=self.initial_temperature)
         self.actor_optimizer = Adam(gaussian.trained_variables, self.actor_learning_rate)
@@ -93,14 +103,18 @@ class SACAgent(ActorCriticAgent):
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         noise = tf.random.stateless_normal([2, *tf.unstack(tf.shape(batch.action))], self.noise_seed(0))
-        targets = self.critic_targets(batch, noise[0])
+        if not self.actor_first:
+            critic_loss, td, q_mean = self._update_critics(batch, noise[0])
         with tf.GradientTape() as tape:
-            critic_loss, td = self.critic_loss(batch, targets)
-        self.critic_optimizer.minimize(critic_loss, tape)
-        with tf.GradientTape() as tape:
-            actor_loss, log_prob = self.actor_loss(batch, noise[1])
+            log_prob, value = self.actor_terms(batch, noise[1])
+            if self.actor_first:
+                self._temperature.update(log_prob)
+            actor_loss = tf.reduce_mean(self._temperature() * log_prob - value)
         self.actor_optimizer.minimize(actor_loss, tape)
-        self._temperature.update(log_prob)
+        if self.actor_first:
+            critic_loss, td, q_mean = self._update_critics(batch, noise[0])
+        else:
+            self._temperature.update(log_prob)
         self.target_critic.track(self.critic, self.target_update_rate)
         extra = {
             "td_error": tf.reduce_mean(tf.abs(td), axis=0),
@@ -108,9 +122,17 @@ class SACAgent(ActorCriticAgent):
             "actor_loss": actor_loss,
             "temperature": self._temperature(),
             "entropy": -tf.reduce_mean(log_prob),
-            "q_mean": tf.reduce_mean(targets + td),
+            "q_mean": q_mean,
         }
         return critic_loss + actor_loss, extra
+
+    def _update_critics(self, batch: TransitionBatch, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Makes one update of all critics, and returns their loss, Q - y [N, B], and their mean value."""
+        targets = self.critic_targets(batch, noise)
+        with tf.GradientTape() as tape:
+            loss, td = self.critic_loss(batch, targets)
+        self.critic_optimizer.minimize(loss, tape)
+        return loss, td, tf.reduce_mean(targets + td)
 
     def critic_targets(self, batch: TransitionBatch, noise: tf.Tensor) -> tf.Tensor:
         """Returns float32 [B]: r + gamma * discount * the soft value of s', for standard normal `noise` [B, A]."""
@@ -131,9 +153,8 @@ class SACAgent(ActorCriticAgent):
         td = values - targets
         return tf.reduce_mean(batch.weights * (tf.reduce_sum(tf.square(td), axis=0) + penalty)), td
 
-    def actor_loss(self, batch: TransitionBatch, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the actor's loss, float32 [], and the log densities [B] of its actions for `noise` [B, A]."""
+    def actor_terms(self, batch: TransitionBatch, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the log densities of the actor's actions for `noise` [B, A], and their values, float32 [B] each."""
         mean, log_std = self.actor.gaussian(batch.observation)
         action, log_prob = squash(mean, log_std, noise)
-        value = tf.reduce_min(critic_values(self.critic, batch.observation, action), axis=0)
-        return tf.reduce_mean(self._temperature() * log_prob - value), log_prob
+        return log_prob, tf.reduce_min(critic_values(self.critic, batch.observation, action), axis=0)

@@ -18,6 +18,11 @@ def make(**overrides):
     return make_agent("awac", TIME_STEP_SPEC, ACTION_SPEC, **kwargs)
 
 
+def bounded_log_std(actor):
+    """Returns the log standard deviations between -6 and 0."""
+    return -6 / (1 + np.exp(actor[-ACTION:]))
+
+
 @pytest.mark.parametrize("is_normalized", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_updates_match_the_reference(is_normalized):
     agent = make(lambda_=0.4, normalize_weights=is_normalized, max_weight=1.0, actor_weight_decay=0.1)
@@ -25,7 +30,8 @@ def test_updates_match_the_reference(is_normalized):
     rng = np.random.default_rng(5)
     for flat in (network, agent.critic.flat, agent.target_critic.flat):
         flat.assign_add(rng.normal(0, 0.2, flat.shape))
-    log_std.assign([-0.5, -1.0])
+    np.testing.assert_allclose(agent.actor.bounded_log_std(), -3.0)
+    log_std.assign([2.5, 1.5])
     actor = np.concatenate([network.numpy(), log_std.numpy()]).astype(float)
     critic, target = agent.critic.flat.numpy().astype(float), agent.target_critic.flat.numpy().astype(float)
     actor_step, critic_step = reference.Adam(3e-4), reference.Adam(3e-4)
@@ -39,7 +45,7 @@ def test_updates_match_the_reference(is_normalized):
 
         def act(observation, noise, actor=actor):
             mean = np.tanh(reference.mlp(actor[:-ACTION], ACTOR, observation))
-            return np.clip(mean + np.exp(actor[-ACTION:]) * noise, -1, 1)
+            return mean + np.exp(bounded_log_std(actor)) * noise
 
         y = data["reward"] + 0.99 * data["discount"] * np.minimum(
             *reference.twin_values(target, CRITIC, end, act(end, noise[0]))
@@ -59,7 +65,7 @@ def test_updates_match_the_reference(is_normalized):
 
         def actor_loss(w, s=s, action=action, weight=weight):
             mean = np.tanh(reference.mlp(w[:-ACTION], ACTOR, s))
-            return -(weight * reference.gaussian_log_prob(action, mean, w[-ACTION:])).mean()
+            return -(weight * reference.gaussian_log_prob(action, mean, bounded_log_std(w))).mean()
 
         np.testing.assert_allclose(info.extra["critic_loss"], critic_loss(critic), rtol=1e-5)
         np.testing.assert_allclose(info.extra["actor_loss"], actor_loss(actor), rtol=1e-4)

@@ -38,7 +38,15 @@ def test_initial_weights_follow_the_options():
     (_, bias), last = MLP((100, 7, 2), seed=0, hidden_bias=0.1, final_scale=1e-3).layers()[0]
     np.testing.assert_array_equal(bias, np.full(7, np.float32(0.1)))
     assert max(np.abs(array).max() for array in last) <= 1e-3
-    with pytest.raises(ValueError, match=r"init must be one of 'fan_in', 'orthogonal', 'glorot', got 'zeros'"):
+    (weights, bias), last = MLP((7, 100, 2), seed=0, init="fan_out", final_scale=1e-3).layers()[0]
+    assert (
+        0.09 < np.abs(weights).max() <= 0.1
+        and np.abs(last[0]).max() <= 1e-3
+        and not (bias.numpy().any() or any(last[1]))
+    )
+    with pytest.raises(
+        ValueError, match=r"init must be one of 'fan_in', 'fan_out', 'orthogonal', 'glorot', got 'zeros'"
+    ):
         MLP((1, 1), seed=0, init="zeros")
 
 

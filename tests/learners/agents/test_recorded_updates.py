@@ -39,7 +39,7 @@ def summarize(value):
 
 
 def compute_updates(name, *, is_changed):
-    """Returns the metrics of the first and third update, and the sums of the variables and of actions after them."""
+    """Returns the metrics of the third update, and the sums of the variables and of actions after it."""
     is_discrete = ALGORITHMS[name].actions == "discrete"
     statistics = {"observation_mean": np.full(OBSERVATION, 0.5), "observation_std": np.full(OBSERVATION, 2.0)}
     options = {key: observe(name, value) for key, value in statistics.items()}
@@ -48,15 +48,13 @@ def compute_updates(name, *, is_changed):
     actions = DISCRETE_SPEC if is_discrete else ACTION_SPEC
     agent = make_agent(name, spec, actions, **small_networks(name), **options)
     assert type(agent).__name__ == ALGORITHMS[name].class_name
-    results = {}
     for step in range(3):
         data = make_columns(len(WEIGHTS), step)
         if is_discrete:
             data |= {key: (np.arange(6, dtype=np.int32) + step) % 4 - 1 for key in ("action", "next_action")}
         info = agent.train(to_experience(name, data), tf.constant(WEIGHTS))
         assert ("td_error" in info.extra) == ALGORITHMS[name].has_td_errors
-        if step != 1:
-            results |= {f"{step} {key}": summarize(value) for key, value in {**info.extra, "loss": info.loss}.items()}
+    results = {key: summarize(value) for key, value in {**info.extra, "loss": info.loss}.items()}
     observation = tf.nest.map_structure(tf.convert_to_tensor, observe(name, data["observation"]))
     for kind in ("policy", "collect_policy"):
         policy = getattr(agent, kind)

@@ -57,6 +57,13 @@ def test_updates_match_the_reference(overrides):
     copies, eta = overrides.get("num_critics", 2), overrides.get("diversity_weight", 0)
     twin_values = functools.partial(reference.twin_values, copies=copies)
     agent = make_agent("sac", TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=HIDDEN, seed=3, **overrides)
+    rng = np.random.default_rng(5)
+    for flat in (
+        agent.actor.network.flat,
+        agent.critic.flat,
+    ):  # The initial gradients of critics have no clear direction.
+        flat.assign_add(rng.normal(0, 0.2, flat.shape))
+    agent.target_critic.flat.assign(agent.critic.flat)
     actor, critic = (network.flat.numpy().astype(float) for network in (agent.actor.network, agent.critic))
     target, log_temperature = critic, np.log(overrides.get("initial_temperature", 1.0))
     actor_step, critic_step, temperature_step = (reference.Adam(3e-4) for _ in range(3))
