@@ -174,7 +174,8 @@ def ingest(
     run = IngestRun(configs, adder, priority, layout=layout, on_invalid=on_invalid, options=options)
     run = replace(run, resume=resume, timeout_secs=timeout_secs, progress=isolate(progress))
     destination = _split_destination(destination)
-    source = skip_invalid(_load(source)) if on_invalid == "skip_episode" else source
+    if on_invalid == "skip_episode":
+        source = skip_invalid(_load(source), keeps_invalid=True)
     if not isinstance(destination, (list, tuple)):
         report = run.write(source, run.open(destination))
         report.emit_note_warnings()

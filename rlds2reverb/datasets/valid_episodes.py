@@ -50,10 +50,14 @@ def read_readable(
 
 @dataclass(frozen=True)
 class _ValidEpisodes:
-    """The episodes of a source that can be read and are valid; `skipped` receives the first error of the others."""
+    """The episodes of a source that can be read and are valid; `skipped` receives the first error of the others.
+
+    With `keeps_invalid`, those that can be read are not checked.
+    """
 
     source: Source
     skipped: dict[int, ErrorFinding] = field(default_factory=dict)
+    keeps_invalid: bool = False
 
     @property
     def encoded(self) -> _ValidEpisodes | None:
@@ -71,6 +75,9 @@ class _ValidEpisodes:
 
     def read(self, first: int = 0, stop: int | None = None) -> Iterator[Episode]:
         """Yields the valid episodes of a range, numbered as in the source."""
+        if self.keeps_invalid:
+            yield from read_readable(self.source, self._skip, first, stop)
+            return
         spec = None
         if first:
             spec = next((self.source.make_step_spec(episode) for episode in self.read()), None)
@@ -88,16 +95,17 @@ class _ValidEpisodes:
         self.skipped[error.episode] = error
 
 
-def skip_invalid(source: Source) -> Source:
+def skip_invalid(source: Source, *, keeps_invalid: bool = False) -> Source:
     """Returns a source without the episodes that cannot be read or have errors, which its `skipped` lists.
 
-    A source that leaves them out already is returned unchanged. Episodes keep their numbers, and `num_episodes` and
-    `count` include those that are left out. A source that can only be read from the first episode, such as a function,
-    ends with an error at an episode that cannot be read.
+    With `keeps_invalid`, only those that cannot be read are left out: the caller checks the others. A source that
+    leaves them out already is returned unchanged. Episodes keep their numbers, and `num_episodes` and `count` include
+    those that are left out. A source that can only be read from the first episode, such as a function, ends with an
+    error at an episode that cannot be read.
     """
     if source.skipped is not None:
         return source
-    valid = _ValidEpisodes(source)
+    valid = _ValidEpisodes(source, keeps_invalid=keeps_invalid)
     return identify_step(source, replace(source, read=valid.read, skipped=valid.skipped), "valid episodes")
 
 
