@@ -120,13 +120,11 @@ ALGORITHMS: dict[str, Algorithm] = {
             normalizes_observations=True,
         ),
         "cal_ql": Algorithm(
-            "cql:CQLAgent",
+            "cal_ql:CalQLAgent",
             "calibrated Q-learning",
             "Nakamoto et al. 2023, arXiv:2303.05479",
             data="mixed quality, then online",
             step_info=("return_to_go",),
-            # The script of the authors' code, JaxCQL/conservative_sac_main.py.
-            defaults={"is_calibrated": True, "hidden_sizes": (256, 256), "max_q_backup": True},
         ),
         "cql": Algorithm(
             "cql:CQLAgent",

@@ -40,7 +40,15 @@ class PieceConverter:
       squeeze: whether items are single rows without a time axis.
     """
 
-    def __init__(self, adder: Any, reward_transform: Any = None, *, step_info: Sequence[str] = (), gamma: float = 1.0):
+    def __init__(
+        self,
+        adder: Any,
+        reward_transform: Any = None,
+        *,
+        step_info: Sequence[str] = (),
+        gamma: float = 1.0,
+        failure_reward: float | None = None,
+    ) -> None:
         """Sets the conversion.
 
         Args:
@@ -48,9 +56,11 @@ class PieceConverter:
           reward_transform: transform of the rewards, as applied to the dataset; None to leave them unchanged.
           step_info: names of the numbers to add to each step; see `Algorithm.step_info`.
           gamma: discount factor of the returns among them.
+          failure_reward: reward of failed episodes; see `make_step_info`.
         """
         self._adder, self._reward_transform = adder, reward_transform
-        self._step_info, self._gamma = tuple(step_info), gamma
+        self._step_info = tuple(step_info)
+        self._return_options: dict[str, Any] = {"gamma": gamma, "failure_reward": failure_reward}
         self.squeeze: bool = adder.squeeze
         #: Number of steps that are only read as the history of an item.
         self._num_earlier = adder.history.num_earlier
@@ -62,7 +72,10 @@ class PieceConverter:
     def of_run(cls, config: TrainingConfig, data: TrainingData) -> PieceConverter:
         """Returns the converter of what a run collects."""
         names = get_algorithm(config.algo).step_info
-        return cls(data.collected_adder, data.reward_transform, step_info=names, gamma=config.gamma)
+        options: dict[str, Any] = {"step_info": names, "gamma": config.gamma}
+        if names:
+            options["failure_reward"] = config.resolved_hyperparameters.get("failure_reward")
+        return cls(data.collected_adder, data.reward_transform, **options)
 
     def item_spec(self, observation_spec: Nest, action_spec: Any) -> Nest:
         """Returns the spec of an item, a nest of `tf.TensorSpec`, for steps with these TF-Agents specs."""
@@ -85,7 +98,7 @@ class PieceConverter:
         if self._reward_transform is not None:
             steps[fields.REWARD] = self._reward_transform.transform(steps)
         if self._step_info:
-            info = make_step_info(steps, np.array([num_steps]), self._step_info, gamma=self._gamma)
+            info = make_step_info(steps, np.array([num_steps]), self._step_info, **self._return_options)
             steps[fields.POLICY_INFO] = info
         items: Items = self._adder(replace(piece.episode, steps=steps))
         begin = 0 if steps[fields.IS_FIRST][0] else self._num_earlier

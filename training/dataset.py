@@ -307,8 +307,9 @@ def _read_step_info(steps: StepColumns, convert: _Convert, config: TrainingConfi
     names, gamma = algorithm.step_info, 1.0 if algorithm.items == "windows" else config.gamma
     if not names:
         return {}
+    failure_reward = config.resolved_hyperparameters.get("failure_reward")
     parts = [
-        make_step_info(convert(columns), num_steps, names, gamma=gamma)
+        make_step_info(convert(columns), num_steps, names, gamma=gamma, failure_reward=failure_reward)
         for columns, num_steps in steps.read_batches(SOURCE_FIELDS)
     ]
     return {fields.POLICY_INFO: {name: np.concatenate([part[name] for part in parts]) for name in names}}
@@ -330,7 +331,9 @@ def _make_source(
     name: str, steps: StepColumns, is_used: np.ndarray, convert: _Convert, config: TrainingConfig
 ) -> Source:
     """Returns the episodes to train on."""
-    names = get_algorithm(config.algo).step_info
+    names, options = get_algorithm(config.algo).step_info, dict[str, Any](gamma=config.gamma)
+    if names:
+        options["failure_reward"] = config.resolved_hyperparameters.get("failure_reward")
 
     def read() -> Iterator[Episode]:
         first = 0
@@ -339,7 +342,7 @@ def _make_source(
             first += len(num_steps)
             columns = convert(columns)
             if names:
-                columns[fields.POLICY_INFO] = make_step_info(columns, num_steps, names, gamma=config.gamma)
+                columns[fields.POLICY_INFO] = make_step_info(columns, num_steps, names, **options)
             kept = EpisodeBatch.from_columns(columns, num_steps).select(used)
             yield from () if kept is None else kept.episodes
 

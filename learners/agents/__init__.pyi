@@ -1,6 +1,7 @@
 from .adam import Adam as Adam
 from .awac import AWACAgent as AWACAgent
 from .bc import BCAgent as BCAgent
+from .cal_ql import CalQLAgent as CalQLAgent
 from .chunk_policy import (
     ChunkPolicy as ChunkPolicy,
     execute_chunks as execute_chunks,

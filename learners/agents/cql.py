@@ -1,11 +1,9 @@
-"""Conservative Q-learning (CQL) for continuous actions, and its calibration for a later online phase (Cal-QL)."""
+"""Conservative Q-learning (CQL) for continuous actions."""
 
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
-
-from rlds2reverb.errors import SpecMismatchError
 
 from ..option_declarations import Range
 from .adam import Adam
@@ -41,18 +39,13 @@ class CQLAgent(ActorCriticAgent):
     """CQL(H) on SAC (Kumar, Zhou, Tucker & Levine 2020, "Conservative Q-Learning for Offline Reinforcement Learning").
 
         y           = r + gamma * discount * min_i Q'_i(s', a'),  a' ~ pi(s')
-        critic      = sum_i mean((Q_i(s, a) - y)^2 + min_q_weight * penalty_i)            (eq. 4)
+        critic      = sum_i mean((Q_i(s, a) - y)^2 + weight * (min_q_weight * penalty_i - lagrange_threshold))  (eq. 4)
         actor       = mean(temperature * log pi(a_pi|s) - min_i Q_i(s, a_pi)),  a_pi ~ pi(s)
         temperature = -log(temperature) * mean(log pi(a_pi|s) + target entropy)           (SAC, eq. 18)
 
     The penalty (`conservative_penalty`) samples `num_samples` actions each from a uniform distribution, pi(s) and
-    pi(s'), and evaluates all of them at s. With `lagrange_threshold` its weight is learned (eq. 30): it grows while
-    min_q_weight * penalty exceeds the threshold.
-
-    In Cal-QL (Nakamoto et al. 2023, "Cal-QL: Calibrated Offline RL Pre-Training for Efficient Online Fine-Tuning",
-    section 5), the penalty of the actions of pi(s) and pi(s') contains max(Q_i(s, a_j), return to go) in place of
-    Q_i(s, a_j). Values below the return of the data's policy are therefore not decreased further, and have the scale of
-    returns when the online phase begins.
+    pi(s'), and evaluates all of them at s. Its weight is 1 without `lagrange_threshold`, and otherwise learned (eq.
+    30): it grows while min_q_weight * penalty exceeds the threshold.
 
     As in the authors' code, the temperature is updated first, then actor and critics with losses that both use the
     networks from before the step, then the targets. `num_bc_updates` is their warm start of the actor by cloning.
@@ -75,11 +68,14 @@ class CQLAgent(ActorCriticAgent):
         The paper uses none; the authors' script uses 40,000 and says that it matters little.
       max_q_backup: whether targets use, for each critic, the maximum target value of `num_samples` actions of
         pi(s') instead of the value of one action (paper, appendix F; the authors' script has it for AntMaze).
-      is_calibrated: whether the penalty is that of Cal-QL, which requires the return to go of each item; the
-        algorithm 'cal_ql' sets this, and adds the return.
     """
 
     _network_options: ClassVar[dict[str, Any]] = {"hidden_bias": 0.0}
+    #: Arguments of the last layers of actor and critics.
+    _final_scales: ClassVar[tuple[float, float]] = (1e-3, 3e-3)
+    _initial_log_weight: ClassVar[float] = 0.0
+    #: Whether losses contain the temperature after its update.
+    _temperature_first: ClassVar[bool] = True
 
     hidden_sizes: LayerSizes = (256, 256, 256)
     actor_learning_rate: Positive = 1e-4
@@ -90,19 +86,22 @@ class CQLAgent(ActorCriticAgent):
     target_entropy: float | None = None
     num_bc_updates: Annotated[int, Range(0)] = 0
     max_q_backup: bool = False
-    is_calibrated: bool = False
 
     def _create(self) -> Any:
         width = self.actions.size
         sizes = [*self.hidden_sizes, 2 * width]
-        gaussian = self._make_network(self.actor_network, sizes, final_scale=1e-3, name="actor")
-        self._create_critics(final_scale=3e-3)
+        gaussian = self._make_network(self.actor_network, sizes, final_scale=self._final_scales[0], name="actor")
+        self._create_critics(final_scale=self._final_scales[1])
         entropy = -float(width) if self.target_entropy is None else self.target_entropy
         self._temperature = Temperature(entropy, self.actor_learning_rate)
-        self.log_penalty_weight = tf.Variable(0.0, name="log_penalty_weight")
-        self.actor_optimizer = Adam(gaussian.trained_variables, self.actor_learning_rate)
+        self.log_penalty_weight = tf.Variable(self._initial_log_weight, name="log_penalty_weight")
         self.penalty_optimizer = Adam([self.log_penalty_weight], self.critic_learning_rate)
-        return SquashedGaussianActor(gaussian)
+        actor = self._make_actor(gaussian)
+        self.actor_optimizer = Adam(actor.trained_variables, self.actor_learning_rate)
+        return actor
+
+    def _make_actor(self, network: Network) -> SquashedGaussianActor:
+        return SquashedGaussianActor(network)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         shape, num_samples = tf.unstack(tf.shape(batch.action)), self.num_samples
@@ -111,7 +110,8 @@ class CQLAgent(ActorCriticAgent):
         with tf.GradientTape() as actor_tape:
             mean, log_std = self.actor.gaussian(batch.observation)
             action, log_prob = squash(mean, log_std, noise[0, 0])
-            self._temperature.update(log_prob)
+            if self._temperature_first:
+                self._temperature.update(log_prob)
             actor_loss = self.actor_loss(batch, action, log_prob)
         next_mean, next_log_std = self.actor.gaussian(batch.next_observation)
         target_noise = noise[1, 1:] if self.max_q_backup else noise[1, :1]
@@ -124,6 +124,8 @@ class CQLAgent(ActorCriticAgent):
         with tf.GradientTape() as critic_tape:
             td, penalty = self.critic_terms(batch, targets, sampled, log_densities)
             critic_loss = self.critic_loss(batch, td, penalty)
+        if not self._temperature_first:
+            self._temperature.update(log_prob)
         self.actor_optimizer.minimize(actor_loss, actor_tape)
         self.critic_optimizer.minimize(critic_loss, critic_tape)
         extra = {
@@ -164,7 +166,11 @@ class CQLAgent(ActorCriticAgent):
         values = self._values(self.target_critic, batch.next_observation, next_actions)
         if not self.deterministic_backup:
             values -= self._temperature() * next_log_probs
-        return batch.reward + self.discount * batch.discount * tf.reduce_min(tf.reduce_max(values, axis=1), axis=0)
+        return batch.reward + self.discount * batch.discount * self.reduce_values(values)
+
+    def reduce_values(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns the minimum over critics of the maximum over actions, float32 [B], of values [2, N, B]."""
+        return tf.reduce_min(tf.reduce_max(values, axis=1), axis=0)
 
     def critic_terms(
         self, batch: TransitionBatch, targets: tf.Tensor, sampled: tf.Tensor, log_densities: tf.Tensor
@@ -180,21 +186,23 @@ class CQLAgent(ActorCriticAgent):
         actions = tf.concat([batch.action[tf.newaxis], sampled], axis=0)
         values = self._values(self.critic, batch.observation, actions)
         q, uniform_values, policy_values = tf.split(values, [1, self.num_samples, -1], axis=1)
-        if self.is_calibrated:
-            if "return_to_go" not in batch.step_info:
-                raise SpecMismatchError(
-                    "is_calibrated requires experience with policy_info['return_to_go'], got none; train 'cal_ql', "
-                    "which adds it, or set is_calibrated to False"
-                )
-            policy_values = tf.maximum(policy_values, batch.step_info["return_to_go"])
+        policy_values = self.calibrate(batch, policy_values)
         sampled_values = tf.concat([uniform_values, policy_values], axis=1)
         q = tf.squeeze(q, axis=1)
         return q - targets, conservative_penalty(sampled_values, log_densities, q)
 
+    def calibrate(self, batch: TransitionBatch, values: tf.Tensor) -> tf.Tensor:
+        """Returns the values, float32 [2, N, B], of sampled actions of the actor in the penalty."""
+        return values
+
     def critic_loss(self, batch: TransitionBatch, td: tf.Tensor, penalty: tf.Tensor) -> tf.Tensor:
         """Returns the loss of both critics, float32 [], from the terms [2, B]."""
-        loss = tf.square(td) + self.penalty_weight() * self.min_q_weight * penalty
+        loss = tf.square(td) + self.penalty_weight() * self.excess(penalty)
         return tf.reduce_mean(batch.weights * tf.reduce_sum(loss, axis=0))
+
+    def excess(self, penalty: tf.Tensor) -> tf.Tensor:
+        """Returns by how much the weighted penalty exceeds the threshold, if there is one."""
+        return self.min_q_weight * penalty - (self.lagrange_threshold or 0.0)
 
     def _values(self, critic: Network, observation: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
         """Returns the values, float32 [2, N, B], of actions [N, B, A] at observations [B, D]."""
@@ -212,7 +220,6 @@ class CQLAgent(ActorCriticAgent):
         return tf.minimum(tf.exp(self.log_penalty_weight), 1e6)
 
     def update_penalty_weight(self, penalty: tf.Tensor) -> None:
-        """Makes one ascent step on weight * (min_q_weight * penalty - threshold), averaged over both critics."""
+        """Makes one ascent step on weight * excess(penalty), averaged over both critics."""
         if self.lagrange_threshold is not None:
-            gap = self.min_q_weight * tf.reduce_mean(penalty) - self.lagrange_threshold
-            self.penalty_optimizer.apply([-self.penalty_weight() * gap])
+            self.penalty_optimizer.apply([-self.penalty_weight() * tf.reduce_mean(self.excess(penalty))])

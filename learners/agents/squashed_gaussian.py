@@ -1,5 +1,7 @@
 """The squashed Gaussian actor of SAC and CQL."""
 
+import math
+
 import numpy as np
 import tensorflow as tf
 
@@ -26,7 +28,7 @@ class SquashedGaussianActor(tf.Module):
           log_std_bounds: bounds to which the log standard deviations are clipped.
         """
         super().__init__(name="actor")
-        self.network = network
+        self.network, self.trained_variables = network, network.trained_variables
         self._mean_bound = mean_bound
         self._log_std_bounds = log_std_bounds
 
@@ -34,7 +36,11 @@ class SquashedGaussianActor(tf.Module):
         """Returns mean and log standard deviation before tanh, float32 [B, A] each."""
         mean, log_std = tf.split(self.network(observation), 2, axis=-1)
         mean = tf.clip_by_value(mean, -self._mean_bound, self._mean_bound)
-        return mean, tf.clip_by_value(log_std, *self._log_std_bounds)
+        return mean, tf.clip_by_value(self.log_std(log_std), *self._log_std_bounds)
+
+    def log_std(self, output: tf.Tensor) -> tf.Tensor:
+        """Returns the log standard deviations before clipping, float32 [B, A], for that part of the output."""
+        return output
 
     def mode(self, observation: tf.Tensor) -> tf.Tensor:
         """Returns the tanh of the means, float32 [B, A] in [-1, 1]."""
@@ -50,6 +56,20 @@ class SquashedGaussianActor(tf.Module):
         mean, log_std = self.gaussian(observation)
         before = tf.atanh(tf.clip_by_value(action, _MARGIN - 1.0, 1.0 - _MARGIN))
         return _log_density(before, (before - mean) * tf.exp(-log_std), log_std)
+
+
+class ScaledGaussianActor(SquashedGaussianActor):
+    """A squashed Gaussian actor that learns a factor and an offset of its log standard deviations, as in Cal-QL."""
+
+    def __init__(self, network: Network) -> None:
+        """Sets the network, and creates the factor 1 and the offset -1."""
+        super().__init__(network, mean_bound=math.inf, log_std_bounds=(-20.0, 2.0))
+        self.log_std_line = tf.Variable([1.0, -1.0], name="log_std_line")
+        self.trained_variables = [*network.trained_variables, self.log_std_line]
+
+    def log_std(self, output: tf.Tensor) -> tf.Tensor:
+        """Returns the log standard deviations before clipping."""
+        return self.log_std_line[0] * output + self.log_std_line[1]
 
 
 def squash(mean: tf.Tensor, log_std: tf.Tensor, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -61,6 +61,14 @@ def test_step_info_matches_hand_computed_values():
     assert info["return_to_go"].dtype == np.float32 and info["time_step"].dtype == np.int32
 
 
+def test_failed_episodes_have_the_return_of_endless_ones():
+    episodes = [make_episode(rewards, terminal=False) for rewards in ([-1, -1], [-1, 0, -1], [-1])]
+    info = make_step_info(join(episodes), np.array([3, 4, 2]), ("return_to_go",), gamma=0.5, failure_reward=-1.0)
+    np.testing.assert_array_equal(info["return_to_go"][:2], [-2, -2])
+    np.testing.assert_array_equal(info["return_to_go"][3:6], [-1.25, -0.5, -1])
+    assert info["return_to_go"][7] == -2
+
+
 def read_transitions(feed):
     """Returns some batches as TF-Agents' transitions."""
     for step in range(8):

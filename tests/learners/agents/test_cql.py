@@ -30,9 +30,9 @@ ACTOR, CRITIC = (OBSERVATION, *HIDDEN, 2 * ACTION), (OBSERVATION + ACTION, *HIDD
 WEIGHTS = np.array([1.0, 0.5, 2.0, 0.0, 1.5, 1.0])
 
 
-def make(**overrides):
+def make(name="cql", **overrides):
     kwargs = {"hidden_sizes": HIDDEN, "num_samples": SAMPLES, "seed": 3, **overrides}
-    return make_agent("cql", TIME_STEP_SPEC, ACTION_SPEC, **kwargs)
+    return make_agent(name, TIME_STEP_SPEC, ACTION_SPEC, **kwargs)
 
 
 def perturb_weights(agent):
@@ -59,17 +59,16 @@ def act(actor, observation, noise):
     "overrides",
     [
         pytest.param({}, marks=pytest.mark.slow),
-        {"is_calibrated": True},
         {"lagrange_threshold": 2.0, "min_q_weight": 3.0, "deterministic_backup": False},
         pytest.param({"num_bc_updates": 1}, marks=pytest.mark.slow),
         pytest.param({"max_q_backup": True}, marks=pytest.mark.slow),
     ],
-    ids=["published", "calibrated", "lagrange", "warm start", "max backup"],
+    ids=["published", "lagrange", "warm start", "max backup"],
 )
 def test_updates_match_the_reference(overrides):
     agent = make(**overrides)
     perturb_weights(agent)
-    alpha = overrides.get("min_q_weight", 5.0)
+    alpha, threshold = overrides.get("min_q_weight", 5.0), overrides.get("lagrange_threshold", 0.0)
     actor, critic, target = (
         network.flat.numpy().astype(float) for network in (agent.actor.network, agent.critic, agent.target_critic)
     )
@@ -113,21 +112,19 @@ def test_updates_match_the_reference(overrides):
             act(actor, s, sample_noise) for sample_noise in noise[0, 1:]
         ]
 
-        def penalties(w, s=s, action=action, samples=samples, returns=data["return_to_go"]):
+        def penalties(w, s=s, action=action, samples=samples):
             total = [0, 0]
-            for number, (candidate, density) in enumerate(samples):
+            for candidate, density in samples:
                 for i, q in enumerate(reference.twin_values(w, CRITIC, s, candidate)):
-                    if overrides.get("is_calibrated") and number >= SAMPLES:
-                        q = np.where(q.real > returns, q, returns)
                     total[i] = total[i] + np.exp(q) / np.exp(density)
             return [np.log(one) - q for one, q in zip(total, reference.twin_values(w, CRITIC, s, action), strict=True)]
 
-        weight = np.exp(log_weight) * alpha
+        weight = np.exp(log_weight)
 
         def critic_loss(w, s=s, action=action, y=y, penalties=penalties, weight=weight):
             q = reference.twin_values(w, CRITIC, s, action)
             return sum(
-                (WEIGHTS * ((one - y) ** 2 + weight * penalty)).mean()
+                (WEIGHTS * ((one - y) ** 2 + weight * (alpha * penalty - threshold))).mean()
                 for one, penalty in zip(q, penalties(w), strict=True)
             )
 
@@ -137,7 +134,7 @@ def test_updates_match_the_reference(overrides):
         td = [estimate - y for estimate in reference.twin_values(critic, CRITIC, s, action)]
         np.testing.assert_allclose(info.extra["td_error"], np.abs(td).mean(axis=0), rtol=1e-4)
         if "lagrange_threshold" in overrides:
-            gap = np.mean(penalties(critic)) * alpha - overrides["lagrange_threshold"]
+            gap = np.mean(penalties(critic)) * alpha - threshold
             log_weight = weight_step(log_weight, -np.exp(log_weight) * gap)
         actor = actor_step(actor, reference.gradient(actor_loss, actor))
         critic = critic_step(critic, reference.gradient(critic_loss, critic))
@@ -180,8 +177,8 @@ def test_actor_is_cloned_in_the_first_updates_only():
 def test_calibration_without_returns_raises():
     data = make_columns(SIZE)
     del data["return_to_go"]
-    with pytest.raises(SpecMismatchError, match="is_calibrated requires .* train 'cal_ql', which adds it"):
-        make(is_calibrated=True).train(to_transition(data))
+    with pytest.raises(SpecMismatchError, match="cal_ql requires .* train it on a dataset, or 'cql'"):
+        make("cal_ql").train(to_transition(data))
 
 
 @pytest.mark.slow
@@ -194,16 +191,16 @@ def test_cal_ql_keeps_values_above_the_returns_that_cql_underestimates():
     data |= {"next_observation": np.roll(observation, 1, axis=0)}
     data |= {"return_to_go": (reward + gamma / (1 - gamma) * reward.mean()).astype(np.float32)}
     values = []
-    for is_calibrated in (False, True):
+    for name in ("cql", "cal_ql"):
         agent = make_agent(
-            "cql",
+            name,
             *SMALL_SPECS,
             hidden_sizes=(32, 32),
             discount=gamma,
             critic_learning_rate=3e-3,
             target_update_rate=0.05,
             num_samples=4,
-            is_calibrated=is_calibrated,
+            max_q_backup=False,
         )
         run_updates(agent, to_transition(data), 400)
         actions = agent.actor.mode(observation)
@@ -217,6 +214,11 @@ def test_learned_weight_grows_while_the_weighted_penalty_exceeds_the_threshold()
     agent.update_penalty_weight(tf.constant([[1.0, 2.0], [1.0, 2.0]]))
     assert agent.penalty_optimizer.moments[0][0].numpy() == pytest.approx(0.1 * -0.5)
     assert agent.log_penalty_weight.numpy() == pytest.approx(3e-4)
+
+
+def test_failures_require_discounting():
+    with pytest.raises(ValueError, match="failure_reward must be None without discounting"):
+        make("cal_ql", failure_reward=-1.0, discount=1.0)
 
 
 def test_learned_weight_of_the_penalty_is_bounded():

@@ -19,7 +19,8 @@ DEFAULTS = {
     "awac": {"actor_hidden_sizes": (256,) * 4, "actor_weight_decay": 1e-4, "lambda_": 1, "log_std_bounds": (-6, 0)},
     "bc": {"learning_rate": 3e-4},
     "cql": {"hidden_sizes": (256,) * 3, "actor_learning_rate": 1e-4, "critic_learning_rate": 3e-4, "min_q_weight": 5,
-            "num_samples": 10, "deterministic_backup": True, "max_q_backup": False, "is_calibrated": False},
+            "num_samples": 10, "deterministic_backup": True, "max_q_backup": False},
+    "cal_ql": {"hidden_sizes": (256,) * 2, "actor_learning_rate": 1e-4, "max_q_backup": True, "failure_reward": None},
     "crl": {"latent_size": 512, "alpha": 0.1, "value_goals": (0, 1, 0), "actor_goals": (0, 1, 0)},
     "decision_transformer": {"return_scale": 1000, "context_length": 20, "width": 128, "num_layers": 3, "num_heads": 1,
                              "dropout": 0.1, "learning_rate": 1e-4, "weight_decay": 1e-4, "num_warmup_updates": 10_000,
@@ -169,7 +170,7 @@ def test_every_hyperparameter_has_a_valid_default_and_a_description(algo):
         assert (
             option.type in ("array", "boolean", "network")
             or option.range
-            or name in ("target_entropy", "target_return", "action_mask")
+            or name in ("target_entropy", "target_return", "action_mask", "failure_reward")
         ), name
 
 
