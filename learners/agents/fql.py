@@ -30,13 +30,13 @@ class FQLAgent(ActorCriticAgent):
     The velocity field v is trained only by behavioural cloning. It carries the noise z to the action `flow(s, z)`, by
     Euler steps from t = 0 to t = 1. The one-step policy mu imitates that map, and maximises the critics. As in the
     authors' code, |.|^2 is the mean over the elements of the action, actions are clipped to [-1, 1] before the critics
-    evaluate them, and the actors learn from the critics before their update.
+    evaluate them, and the actors learn from the critics before their update, which the targets track as well.
 
     The authors evaluate the stochastic policy mu(s, z). The greedy policy does the same, but z is a function of the
     observation, so that equal observations give equal actions; see `OneStepFlowActor`.
 
-    The defaults are those of the authors' code (agents/fql.py of github.com/seohongpark/fql): GELU, layer norm only in
-    the critics, Glorot initialisation. Only `alpha` must be tuned for each task.
+    Updates and defaults are those of the authors' code (agents/fql.py of github.com/seohongpark/fql): GELU, layer norm
+    only in the critics, Glorot initialisation. Only `alpha` must be tuned for each task.
 
     Attributes:
       hidden_sizes: sizes of the hidden layers of all networks.
@@ -78,8 +78,8 @@ class FQLAgent(ActorCriticAgent):
             flow_loss, actor_loss = self.flow_loss(batch), self.actor_loss(batch)
             loss = flow_loss + actor_loss
         self.actor_optimizer.minimize(loss, tape)
-        critic_loss, td_error, q_mean = self._update_critic(batch, targets)
         self.target_critic.track(self.critic, self.target_update_rate)
+        critic_loss, td_error, q_mean = self._update_critic(batch, targets)
         losses = {"critic_loss": critic_loss, "flow_loss": flow_loss, "actor_loss": actor_loss}
         return critic_loss + loss, {"td_error": td_error, **losses, "q_mean": q_mean}
 

@@ -23,8 +23,8 @@ class IQLAgent(ActorCriticAgent):
     Rewards are used unchanged; the paper multiplies them by 1000 / (best return - worst return) for the D4RL
     locomotion tasks, and subtracts 1 for AntMaze (section 5.1).
 
-    The defaults are those for the D4RL locomotion tasks (paper, section 5 and appendix B). What the paper does not
-    specify (the maximum weight of 100, orthogonal initialisation, bounds of log std) follows the authors' code.
+    Updates and defaults are those of the authors' code for the D4RL locomotion tasks (learner.py and
+    configs/mujoco_config.py of github.com/ikostrikov/implicit_q_learning; paper, section 5 and appendix B).
 
     Attributes:
       value_network: function that creates the network of V.

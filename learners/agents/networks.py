@@ -54,6 +54,7 @@ class MLP(tf.Module):
         seed: int,
         copies: int | None = None,
         layer_norm: bool = False,
+        norm_first: bool = False,
         activation: str = "relu",
         init: str = "fan_in",
         hidden_bias: float | None = None,
@@ -67,6 +68,7 @@ class MLP(tf.Module):
           seed: random seed, which determines the weights together with `name`.
           copies: number of networks, each with its own weights; None for one network without that axis.
           layer_norm: whether each activation is followed by layer normalisation with scale and offset.
+          norm_first: whether it precedes the activation instead.
           activation: "relu" or "gelu".
           init: "fan_in" for weights and biases uniform within 1/sqrt(inputs), PyTorch's default; "fan_out" for weights
             uniform within 1/sqrt(outputs) and zero biases, rlkit's; "orthogonal" for orthogonal weights times sqrt(2)
@@ -83,7 +85,7 @@ class MLP(tf.Module):
         super().__init__(name=name)
         require_one_of("init", init, ("fan_in", "fan_out", "orthogonal", "glorot"))
         require_one_of("activation", activation, tuple(_ACTIVATIONS))
-        self._copies, self._layer_norm = copies, layer_norm
+        self._copies, self._layer_norm, self._norm_first = copies, layer_norm, norm_first
         self._activation, self._num_layers = activation, len(sizes) - 1
         rng = np.random.default_rng([seed, *name.encode()])
         networks = [_init_weights(rng, sizes, layer_norm, init, hidden_bias, final_scale) for _ in range(copies or 1)]
@@ -133,18 +135,17 @@ class MLP(tf.Module):
     def _forward(self, layers: list[list[tf.Tensor]], x: tf.Tensor) -> tf.Tensor:
         """Returns the output [B, out] of one network, or [copies, B, out] if the parameters have that axis."""
         *hidden, last = layers
+        activate = _ACTIVATIONS[self._activation]
         for weights, bias, *norm in hidden:
-            x = _ACTIVATIONS[self._activation](_transform(x, weights, bias))
-            if norm:
-                mean, variance = tf.nn.moments(x, axes=[-1], keepdims=True)
-                x = (x - mean) * tf.math.rsqrt(variance + LAYER_NORM_EPSILON) * norm[0] + norm[1]
+            x = _transform(x, weights, bias)
+            x = activate(_normalize(x, *norm)) if self._norm_first else _normalize(activate(x), *norm)
         return _transform(x, *last)
 
     def copy(self) -> "MLP":
         """Returns a target network: the same weights in a separate, untrained variable."""
         target = object.__new__(MLP)
         tf.Module.__init__(target, name=f"target_{self.name}")
-        for name in ("_copies", "_activation", "_layer_norm", "_shapes", "_num_layers"):
+        for name in ("_copies", "_activation", "_layer_norm", "_norm_first", "_shapes", "_num_layers"):
             setattr(target, name, getattr(self, name))
         target.flat = tf.Variable(self.flat.read_value(), trainable=False, name=f"target_{self.name}")
         return target
@@ -190,6 +191,14 @@ class MaskedNetwork(tf.Module):
 def split_copies(x: tf.Tensor, copies: int) -> list[tf.Tensor]:
     """Returns the input [B, in] of each of several networks, from [copies, B, in], or [B, in] shared by all."""
     return tf.unstack(x, copies) if x.shape.rank == 3 else [x] * copies
+
+
+def _normalize(x: tf.Tensor, *parameters: tf.Tensor) -> tf.Tensor:
+    """Returns the layer normalisation of x with scale and offset, or x without these parameters."""
+    if not parameters:
+        return x
+    mean, variance = tf.nn.moments(x, axes=[-1], keepdims=True)
+    return (x - mean) * tf.math.rsqrt(variance + LAYER_NORM_EPSILON) * parameters[0] + parameters[1]
 
 
 def _transform(x: tf.Tensor, weights: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:

@@ -201,6 +201,7 @@ class OfflineAgent(tf_agent.TFAgent):
         compute: Callable[[], Sequence[tf.Tensor]],
         otherwise: Sequence[tf.Tensor],
         then: Callable[[tf.Tensor], None] = lambda loss: None,
+        before: Callable[[], None] = lambda: None,
     ) -> list[tf.Tensor]:
         """Makes an update if it is due, and returns the loss and what was computed with it.
 
@@ -210,6 +211,7 @@ class OfflineAgent(tf_agent.TFAgent):
           compute: function that returns the loss, float32 [], and other tensors.
           otherwise: values to return if no update is due.
           then: function called with the loss after an update.
+          before: function called before it.
         """
         variables = optimizer.trained_variables
 
@@ -219,6 +221,7 @@ class OfflineAgent(tf_agent.TFAgent):
             return [loss, *map(tf.convert_to_tensor, optimizer.gradients(loss, tape)), *others]
 
         def update() -> tf.Tensor:
+            before()
             optimizer.apply_mean(gradients)
             then(loss)
             return loss

@@ -20,11 +20,12 @@ class ReBRACAgent(TD3BCAgent):
         actor  = mean(actor_penalty * |pi(s) - a|^2 - lambda * min_i Q_i(s, pi(s))),  lambda = 1 / mean|min_i Q_i|
 
     a' is the data's action at s', so the experience must be trajectories of two steps. At the end of an episode, where
-    there is no a', the critic's penalty is 0. The paper uses batches of 1024. Everything else is as in TD3.
+    there is no a', the critic's penalty is 0. The paper uses batches of 1024. The first update is one of the actor,
+    whose target tracks the weights before it. Everything else is as in TD3.
 
-    The defaults are those for the D4RL locomotion tasks (paper, appendix on hyperparameters) and of the authors' code:
-    layer norm only in the critics, after ReLU; hidden biases 0.1; last layers uniform within 0.001 (actor) and 0.003
-    (critics).
+    Updates, initial weights and defaults are those of algorithms/offline/rebrac.py of github.com/tinkoff-ai/CORL,
+    except for the penalties: layer norm only in the critics, after ReLU; hidden biases 0.1; last layers uniform within
+    0.001 (actor) and 0.003 (critics).
 
     Attributes:
       hidden_sizes: sizes of the hidden layers of actor and critics.
@@ -35,6 +36,8 @@ class ReBRACAgent(TD3BCAgent):
       critic_penalty: the paper's beta_2, tuned for each task; the default is that of hopper-medium-expert.
     """
 
+    _first_delay: ClassVar[int] = 0
+    _tracks_old_actor: ClassVar[bool] = True
     alpha: ClassVar[None] = None  # type: ignore[misc]
     _actor_network_options: ClassVar[dict[str, Any]] = {"hidden_bias": 0.1, "final_scale": 1e-3}
     _critic_network_options: ClassVar[dict[str, Any]] = {"layer_norm": True, "hidden_bias": 0.1, "final_scale": 3e-3}

@@ -35,6 +35,10 @@ class TD3BCAgent(ActorCriticAgent):
     #: Arguments of `MLP` for the two networks, which subclasses may change.
     _actor_network_options: ClassVar[dict[str, Any]] = {}
     _critic_network_options: ClassVar[dict[str, Any]] = {}
+    #: Whether delayed updates begin at the end of the first period (1) or with the first update (0).
+    _first_delay: ClassVar[int] = 1
+    #: Whether the target actor tracks the weights before the actor's update.
+    _tracks_old_actor: ClassVar[bool] = False
 
     policy_noise: NonNegative = 0.2
     noise_clip: NonNegative = 0.5
@@ -53,7 +57,7 @@ class TD3BCAgent(ActorCriticAgent):
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         critic_loss, td_error, q_mean = self._update_critic(batch, self.critic_targets(batch))
-        is_due = tf.equal((self.train_step_counter + 1) % self.policy_delay, 0)
+        is_due = tf.equal((self.train_step_counter + self._first_delay) % self.policy_delay, 0)
         actor_loss = self._update_actor(batch, is_due)
         extra = {"td_error": td_error, "critic_loss": critic_loss, "actor_loss": actor_loss, "q_mean": q_mean}
         return critic_loss + actor_loss, extra
@@ -81,13 +85,18 @@ class TD3BCAgent(ActorCriticAgent):
     def _update_actor(self, batch: TransitionBatch, is_due: tf.Tensor) -> tf.Tensor:
         """Updates the actor and the targets if it is their turn, and returns the actor's loss at their last update."""
 
-        def update_targets(loss: tf.Tensor) -> None:
+        def track_actor() -> None:
             self.target_actor.network.track(self.actor.network, self.target_update_rate)
+
+        def update_targets(loss: tf.Tensor) -> None:
+            if not self._tracks_old_actor:
+                track_actor()
             self.target_critic.track(self.critic, self.target_update_rate)
             assign_on_replica(self._last_actor_loss, loss)
 
         last = [self._last_actor_loss.read_value()]
+        before = {"before": track_actor} if self._tracks_old_actor else {}
         (loss,) = self._update_if(
-            is_due, self.actor_optimizer, lambda: [self.actor_loss(batch)], last, then=update_targets
+            is_due, self.actor_optimizer, lambda: [self.actor_loss(batch)], last, then=update_targets, **before
         )
         return loss

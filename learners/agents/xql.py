@@ -26,11 +26,11 @@ class XQLAgent(IQLAgent):
     V is fitted by Gumbel regression, whose solution is loss_temperature * log mean exp(Q / loss_temperature): a soft
     maximum over the data's actions, where IQL has an expectile. As in the authors' code (github.com/Div99/XQL), the
     loss is divided by exp(m), with m = max(max z, -1) in the batch, which is not differentiated; V has layer
-    normalisation, here after each ReLU instead of before it; and the critics have Huber's loss, which is quadratic up
-    to 20. Everything else is as in IQL.
+    normalisation before each ReLU; and the critics have Huber's loss, which is quadratic up to 20. Everything else is
+    as in IQL.
 
-    The defaults are those of the authors' code for the D4RL locomotion tasks (offline/configs/mujoco_config.py and
-    offline/reproduce/mujoco/mujoco_consistent.sh).
+    Updates and defaults are those of the authors' code (offline/learner.py and critic.py) for the D4RL locomotion tasks
+    (offline/configs/mujoco_config.py and offline/reproduce/mujoco/mujoco_consistent.sh).
 
     Attributes:
       loss_temperature: the paper's beta, in units of Q-values; smaller values are closer to the maximum.
@@ -39,7 +39,7 @@ class XQLAgent(IQLAgent):
     """
 
     expectile: ClassVar[None] = None  # type: ignore[assignment,misc]
-    _value_network_options: ClassVar[dict[str, Any]] = {"layer_norm": True}
+    _value_network_options: ClassVar[dict[str, Any]] = {"layer_norm": True, "norm_first": True}
 
     loss_temperature: Positive = 2.0
     max_clip: Positive = 7.0

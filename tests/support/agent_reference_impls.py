@@ -46,7 +46,7 @@ def gelu(x):
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
-def mlp(flat, sizes, x, layer_norm=False, activation=relu):
+def mlp(flat, sizes, x, layer_norm=False, activation=relu, norm_first=False):
     """Applies a network whose flat vector contains weights, bias, and with layer norm scale and offset, by layer."""
     at = 0
 
@@ -56,11 +56,13 @@ def mlp(flat, sizes, x, layer_norm=False, activation=relu):
         return flat[at - math.prod(shape) : at].reshape(shape)
 
     for rows, columns in itertools.pairwise(sizes[:-1]):
-        x = activation(x @ take(rows, columns) + take(columns))
+        x = x @ take(rows, columns) + take(columns)
+        x = x if norm_first else activation(x)
         if layer_norm:
             mean = x.mean(axis=1, keepdims=True)
             variance = ((x - mean) ** 2).mean(axis=1, keepdims=True)
             x = (x - mean) / (variance + 1e-6) ** 0.5 * take(columns) + take(columns)
+        x = activation(x) if norm_first else x
     out = x @ take(*sizes[-2:]) + take(sizes[-1])
     assert at == len(flat)
     return out
