@@ -22,7 +22,8 @@ class TD3BCAgent(ActorCriticAgent):
     The actor and all targets are updated once every `policy_delay` critic updates. TD3's actor loss is just
     -mean(Q_1(s, pi(s))).
 
-    The defaults are those of TD3+BC (Fujimoto & Gu 2021, appendix C, table 3), which are also TD3's.
+    Updates and defaults are those of TD3_BC.py of github.com/sfujim/TD3_BC (Fujimoto & Gu 2021, appendix C, table 3),
+    which are also TD3's.
 
     Attributes:
       policy_noise: standard deviation of the target policy's noise, in [-1, 1] units.
