@@ -17,6 +17,9 @@ from rlds2reverb.learners.agents import make_agent
 SIZE, HIDDEN = 6, (8, 7)
 ACTION_SPEC = tensor_spec.BoundedTensorSpec([ACTION], tf.float32, -1.0, 1.0, "action")
 
+#: What Keras adds before the correction of the bias; in the first updates about as much as 1e-8 after it.
+_EPSILON = 5e-10
+
 
 def make_baseline(agent):
     """Returns TF-Agents' agent with the same weights.
@@ -29,8 +32,8 @@ def make_baseline(agent):
         ACTION_SPEC,
         actor_network.ActorNetwork(observation, ACTION_SPEC, fc_layer_params=HIDDEN),
         critic_network.CriticNetwork((observation, ACTION_SPEC), joint_fc_layer_params=HIDDEN),
-        actor_optimizer=tf.keras.optimizers.Adam(3e-4, epsilon=1e-8),
-        critic_optimizer=tf.keras.optimizers.Adam(3e-4, epsilon=1e-8),
+        actor_optimizer=tf.keras.optimizers.Adam(3e-4, epsilon=_EPSILON),
+        critic_optimizer=tf.keras.optimizers.Adam(3e-4, epsilon=_EPSILON),
         target_update_tau=0.005,
         actor_update_period=1,
         target_update_period=1,
