@@ -362,7 +362,7 @@ def test_run_that_is_killed_loses_no_more_than_the_seconds_between_checkpoints(t
     assert [step for step in find_steps(tmp_path) if step > 0]
 
 
-@pytest.mark.parametrize("signal_at", [25, None])
+@pytest.mark.parametrize("signal_at", mark_slow_except({25}, [25, None]))
 def test_signal_while_steps_are_collected_stops_at_once_and_the_run_continues_as_before(tmp_path, signal_at):
     calls = []
 

@@ -39,6 +39,7 @@ def test_impala_has_the_weights_of_the_paper():
     assert encoder(tf.zeros([2, 72, 96, 3])).shape == [2, 3_456]
 
 
+@pytest.mark.slow
 def test_resnet_has_the_weights_of_the_paper():
     """He et al. (2016), table 1, 18 layers, without the last one; a scale and an offset follow every convolution."""
     stages = [(64, 64, 64, 64)] * 2, [(64, 128, 128, 128)] * 2, [(128, 256, 256, 256)] * 2, [(256, 512, 512, 512)] * 2

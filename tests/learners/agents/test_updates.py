@@ -192,6 +192,7 @@ def test_actor_is_scaled_by_the_mean_magnitude_of_values_of_both_signs(name):
     np.testing.assert_allclose(agent.actor_loss(batch), penalty - scale * q.mean(), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_rebrac_updates_match_the_reference():
     agent = make("rebrac", critic_penalty=0.5, **NOISE)
     actor, critic = to_float64(agent.actor.network.flat), to_float64(agent.critic.flat)
@@ -225,6 +226,7 @@ def test_rebrac_updates_match_the_reference():
     np.testing.assert_allclose(agent.target_actor.network.flat, target_actor, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["iql", "xql"])
 def test_iql_updates_match_the_reference(name):
     is_xql = name == "xql"
@@ -313,7 +315,7 @@ def test_bc_updates_match_the_reference(distribution):
     assert_close(variables[0], actor[: sizes[0]])
 
 
-@pytest.mark.slow  # Recorded updates are compared in `test_recorded_updates`.
+@pytest.mark.slow  # `test_authors_updates` is fast.
 @pytest.mark.parametrize(("q_agg", "normalize"), [("mean", True), ("min", False)])
 def test_fql_updates_match_the_reference(q_agg, normalize):
     agent = make("fql", q_agg=q_agg, normalize_q_loss=normalize, alpha=0.7, flow_steps=3)
