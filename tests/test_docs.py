@@ -33,7 +33,16 @@ SLOW_PAGES = {
     f"{name}.md"
     for name in (
         *("README", "adders", "batches", "beam", "coming_from", "custom_agents", "environments", "experiments"),
-        *("extend", "format_rlds", "index", "ingestion", "off_policy_evaluation", "online", "replay_buffers", "reports"),
+        *(
+            "extend",
+            "format_rlds",
+            "index",
+            "ingestion",
+            "off_policy_evaluation",
+            "online",
+            "replay_buffers",
+            "reports",
+        ),
         *("robot", "sampling", "scale", "shards", "start", "tf_agents", "training", "write"),
     )
 }
