@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from records import DATASET_COLUMNS, RESULT_COLUMNS, replace_rows
+from records import DATASET_COLUMNS, record_results, replace_rows
 
 from rlds2reverb import load, summarize
 from rlds2reverb.training import TrainingConfig
@@ -132,7 +132,7 @@ def record_evaluations(experiment: Experiment, data: Path, folder: Path, *, suff
         ]  # fmt: skip
         if not rows:
             continue
-        replace_rows(folder / f"{dataset.rpartition('-')[0]}{suffix}.csv", RESULT_COLUMNS, 3, rows)
+        record_results(folder / f"{dataset.rpartition('-')[0]}{suffix}.csv", rows)
         found = summarize(load(data / f"{dataset}.hdf5"))
         returns = {"mean_return": f"{found.returns.mean:.1f}", "best_return": f"{found.returns.max:.1f}"}
         row = {"dataset": dataset, "episodes": str(found.episodes), **returns}

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from arm import Arm
-from records import RESULT_COLUMNS, replace_rows
+from records import record_results
 
 from rlds2reverb import load, load_policy, train, write_dataset
 from rlds2reverb.envs import evaluate
@@ -74,7 +74,7 @@ def main() -> None:
             numbers |= {"std_over_episodes": f"{100 * np.std(result.returns):.3g}"}
             rows.append({"dataset": NAME, "agent": agent, "seed": seed, **numbers})
         if arguments.record is not None:
-            replace_rows(arguments.record / f"{NAME}.csv", RESULT_COLUMNS, 3, rows)
+            record_results(arguments.record / f"{NAME}.csv", rows)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from records import DATASET_COLUMNS, RESULT_COLUMNS, replace_rows
+from records import DATASET_COLUMNS, record_results, replace_rows
 
 from rlds2reverb import load
 from rlds2reverb.envs.evaluation import evaluate
@@ -95,7 +95,7 @@ def record_success_rates(dataset: str, variant: str, runs: list[Run], rates: np.
          **{"updates": str(run.num_updates), "mean_return": f"{rate:.1f}", "std_over_episodes": ""}}
         for run, rate in zip(runs, rates, strict=True)
     ]  # fmt: skip
-    replace_rows(folder / f"{dataset.rpartition('-')[0]}.csv", RESULT_COLUMNS, 3, rows)
+    record_results(folder / f"{dataset.rpartition('-')[0]}.csv", rows)
 
 
 def main() -> None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import csv
 import os
 import platform
+import re
+import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -21,11 +23,12 @@ from pathlib import Path
 
 import numpy as np
 
+ROOT = Path(__file__).parent.parent
 SPEED_COLUMNS = (
     *("section", "task", "column", "name", "rate", "unit", "baseline", "ratio", "low", "high"),
     *("command", "date", "rounds", "machine"),
 )
-RESULT_COLUMNS = ("dataset", "agent", "seed", "updates", "mean_return", "std_over_episodes")
+RESULT_COLUMNS = ("dataset", "agent", "seed", "updates", "mean_return", "std_over_episodes", "commit", "command")
 COVERAGE_COLUMNS = ("mdp", "method", "value", "estimate", "low", "high")
 RANKING_COLUMNS = ("dataset", "policy", "estimate", "low", "high", "discounted_return", "total_return")
 DATASET_COLUMNS = ("dataset", "episodes", "mean_return", "best_return")
@@ -56,7 +59,6 @@ def record(section: str, task: str, rate: float, unit: str, ratios: Sequence[flo
     if _options.record is None:
         return
     rounds = vars(_options).get("rounds", vars(_options).get("runs", 1))
-    arguments = " ".join(sys.argv[1:]).replace(f"--record {_options.record}", "")
     row = {
         **{
             "section": "busy" if _options.busy else section,
@@ -68,11 +70,30 @@ def record(section: str, task: str, rate: float, unit: str, ratios: Sequence[flo
         },
         **{"ratio": format_number(np.median(ratios)) if len(ratios) else ""},
         **{name: format_number(end(ratios)) if len(ratios) > 1 else "" for name, end in (("low", min), ("high", max))},
-        **{"command": f"python benchmarks/{Path(sys.argv[0]).name} {arguments}".strip()},
+        **{"command": _describe_command()},
         **{"date": date.today().isoformat(), "rounds": str(rounds)},
         **{"machine": f"{os.cpu_count()} {platform.machine().replace('_', '-')} cores{_options.busy}", **cells},
     }
     replace_rows(_options.record, SPEED_COLUMNS, 3, [row])
+
+
+def _describe_command() -> str:
+    """Returns the command of this process without --record."""
+    arguments = re.sub(r"--record \S+ ?", "", " ".join(sys.argv[1:]))
+    return f"python benchmarks/{Path(sys.argv[0]).name} {arguments}".strip()
+
+
+def record_results(path: Path, rows: list[dict[str, str]]) -> None:
+    """Writes the evaluations of runs, with the command and the commit that they were measured with.
+
+    A '+' follows a commit if files were edited since.
+    """
+    commit, status = (
+        subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        for arguments in (("rev-parse", "--short=8", "HEAD"), ("status", "--porcelain", "--", "*.py"))
+    )
+    origin = {"commit": commit + ("+" if status else ""), "command": _describe_command()}
+    replace_rows(path, RESULT_COLUMNS, 3, [{**row, **origin} for row in rows])
 
 
 def read(path: Path) -> list[dict[str, str]]:

@@ -17,6 +17,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+class Answer:
+    """The result of a command."""
+
+    def __init__(self, stdout):
+        self.stdout = stdout
+
+
 @pytest.fixture
 def pages(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
@@ -128,6 +135,22 @@ def test_replace_rows_replaces_all_rows_of_a_run(records, tmp_path):
     records.replace_rows(path, records.RESULT_COLUMNS, 3, [{**row, "updates": "1"}, {**row, "updates": "2"}])
     records.replace_rows(path, records.RESULT_COLUMNS, 3, [{**row, "updates": "3"}])
     assert [found["updates"] for found in records.read(path)] == ["3"]
+
+
+def test_results_name_their_commit_and_command(records, pages, monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.argv", ["benchmarks/learning.py", "DATA", "--record", "x", "--seeds", "3"])
+    monkeypatch.setattr(records.subprocess, "run", lambda command, **_: Answer("01234567\n" * ("rev-parse" in command)))
+    records.record_results(tmp_path / "d.csv", [{"dataset": "d", "agent": "a", "seed": "0", "updates": "1"}])
+    (row,) = records.read(tmp_path / "d.csv")
+    assert (row["commit"], row["command"]) == ("01234567", "python benchmarks/learning.py DATA --seeds 3")
+    for path in sorted(set(pages.RESULTS.glob("*.csv")) - {pages.RESULTS / "datasets.csv"}):
+        assert all(re.fullmatch(r"[0-9a-f]{8}\+?", row["commit"]) for row in pages.read(path)), path.name
+
+
+def test_code_of_an_agent_includes_what_it_imports(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    files = {path.name for path in importlib.import_module("stale_results").find_modules("xql")}
+    assert {"xql.py", "iql.py", "networks.py"} < files and "fql.py" not in files
 
 
 def test_estimates_are_compared_with_returns(pages, monkeypatch, tmp_path):
