@@ -69,14 +69,17 @@ def _list_algorithms(*, as_json: bool) -> None:
     if as_json:
         output.print_json({"algorithms": [_describe(algorithm) for algorithm in ALGORITHMS.values()]})
         return
-    rows = [(algorithm.name, algorithm.actions or "", algorithm.data) for algorithm in ALGORITHMS.values()]
-    print(format_columns(["name", "actions", "suitable data"], rows))
+    rows = [
+        (algorithm.name, algorithm.actions or "", algorithm.preset_of or "", algorithm.data)
+        for algorithm in ALGORITHMS.values()
+    ]
+    print(format_columns(["name", "actions", "preset of", "suitable data"], rows))
 
 
 def _describe(algorithm: Algorithm) -> dict[str, Any]:
     values = asdict(algorithm)
     del values["defaults"], values["factory"]
-    return {**values, "agent": algorithm.class_name}
+    return {**values, "agent": algorithm.class_name, "preset_of": algorithm.preset_of}
 
 
 def _make_facts(algorithm: Algorithm) -> list[tuple[str, str]]:
@@ -85,6 +88,7 @@ def _make_facts(algorithm: Algorithm) -> list[tuple[str, str]]:
     facts = [
         ("source", algorithm.source),
         ("agent", algorithm.agent if is_custom else f"rlds2reverb.learners.agents.{algorithm.class_name}"),
+        *([("preset of", algorithm.preset_of)] if algorithm.preset_of else []),
         ("actions", algorithm.actions or "those that the agent accepts"),
         *([("suitable data", algorithm.data)] if algorithm.data else []),
         ("items", algorithm.items or "as the agent's train_sequence_length requires"),

@@ -79,6 +79,12 @@ class Algorithm:
         return self.agent.rpartition(":")[2].rpartition(".")[2]
 
     @property
+    def preset_of(self) -> str | None:
+        """The name of the algorithm that this one is with other defaults; None if it has an agent of its own."""
+        others = (name for name, other in ALGORITHMS.items() if other.agent == self.agent and not other.defaults)
+        return next(others, None) if self.defaults else None
+
+    @property
     def learns_from_rewards(self) -> bool:
         """True if the dataset's rewards affect what is learned, or if that is unknown."""
         if self.items == "goals":  # Whose rewards tell whether the goal is reached.

@@ -59,6 +59,8 @@ def test_list_is_printed_as_json(capsys):
     assert run(["agents", "--json"]) == 0
     algorithms = json.loads(capsys.readouterr().out)["algorithms"]
     assert [algorithm["name"] for algorithm in algorithms] == list(ALGORITHMS)
+    presets = {algorithm["name"]: algorithm["preset_of"] for algorithm in algorithms if algorithm["preset_of"]}
+    assert presets == {"discrete_cql": "dqn", "double_dqn": "dqn", "edac": "sac", "sac_n": "sac", "td3": "td3_bc"}
     assert algorithms[0]["agent"] == "AWACAgent" and algorithms[0]["source"].endswith("arXiv:2006.09359")
 
 
