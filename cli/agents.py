@@ -70,10 +70,11 @@ def _list_algorithms(*, as_json: bool) -> None:
         output.print_json({"algorithms": [_describe(algorithm) for algorithm in ALGORITHMS.values()]})
         return
     rows = [
-        (algorithm.name, algorithm.actions or "", algorithm.preset_of or "", algorithm.data)
+        (f"{algorithm.name} ({algorithm.preset_of})" if algorithm.preset_of else algorithm.name,
+         algorithm.actions or "", algorithm.data)
         for algorithm in ALGORITHMS.values()
-    ]
-    print(format_columns(["name", "actions", "preset of", "suitable data"], rows))
+    ]  # fmt: skip
+    print(format_columns(["name (preset of)", "actions", "suitable data"], rows))
 
 
 def _describe(algorithm: Algorithm) -> dict[str, Any]:

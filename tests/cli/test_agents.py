@@ -13,7 +13,7 @@ from rlds2reverb.learners.algorithms import ALGORITHMS
 def test_all_algorithms_are_listed_on_one_line_each(capsys):
     assert run(["agents"]) == 0
     heading, *lines = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["name", "actions", "suitable", "data"]
+    assert heading.split() == ["name", "(preset", "of)", "actions", "suitable", "data"]
     assert [line.split()[0] for line in lines] == list(ALGORITHMS)
     assert all(
         algorithm.data and line.endswith(algorithm.data)
