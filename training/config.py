@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from rlds2reverb.adders.observation_history import ObservationOffsets
-from rlds2reverb.datasets.transforms import require_action_bounds
+from rlds2reverb.datasets.transforms import describe_reward, require_action_bounds
 from rlds2reverb.errors import ArgumentError
 from rlds2reverb.learners.algorithms import (
     RUN_HYPERPARAMETERS,
@@ -111,8 +111,8 @@ class TrainingConfig:
       track: Experiment trackers that receive the logged numbers: tensorboard, wandb or mlflow.
       drop_fields: Drop a field, such as observation/mission.
       cut_at_terminal: End each episode at its first terminal step.
-      reward: Transform rewards: iql_locomotion, iql_antmaze, cql_antmaze, or scale:SCALE[:SHIFT] for (r - SHIFT) *
-        SCALE.
+      reward: Transform rewards: iql_locomotion, iql_antmaze, cql_antmaze, scale:SCALE[:SHIFT] for (r - SHIFT) * SCALE,
+        or returns:TARGET for returns that differ by at most TARGET.
       normalize_observations: Replace observations by (o - mean) / (std + 0.001), with statistics of the dataset;
         constant elements by 0.
       clip_actions: Clip actions to just inside their bounds (by 1e-5 of half the range).
@@ -192,7 +192,9 @@ class TrainingConfig:
         (), metavar="PATH", values_text="paths", identifies=True, needs_dataset=True
     )
     cut_at_terminal: bool = _preprocessing(False, identifies=True, needs_dataset=True)
-    reward: str | None = _preprocessing(None, "unchanged", metavar="RECIPE", identifies=True)
+    reward: Any = _preprocessing(  # noqa: RUF009 - an immutable default
+        None, "unchanged", metavar="RECIPE", values_text="recipe or transform", identifies=True
+    )
     normalize_observations: bool | None = _preprocessing(
         None, "as published; True for cloning, flows, goals and chunks", identifies=True
     )
@@ -220,6 +222,7 @@ class TrainingConfig:
             hooks=read_hooks(self.hooks),
             track=require_trackers(self.track),
             drop_fields=tuple(self.drop_fields),
+            reward=None if self.reward is None else describe_reward(self.reward),
             hyperparameters=dict(self.hyperparameters),
         )
         defaults = {"batch_size": algorithm.batch_size, "normalize_observations": self.normalizes_by_default}

@@ -460,17 +460,15 @@ REWARD_RECIPES: dict[str, RewardTransform] = {
 }
 
 
+_RECIPE_KINDS = f"{', '.join(REWARD_RECIPES)}, scale:SCALE[:SHIFT] or returns:TARGET"
+
+
 def parse_reward(text: str) -> RewardTransform:
-    """Returns the reward transform for the name of a recipe, or for `scale:SCALE[:SHIFT]`.
+    """Returns the reward transform of a recipe: its name, `scale:SCALE[:SHIFT]`, or `returns:TARGET`.
 
     Raises:
-      ValueError: If the text is neither of these.
-      TypeError: If it is not a string.
+      ValueError: If the text is none of these.
     """
-    if not isinstance(text, str):
-        kinds = f"{', '.join(REWARD_RECIPES)} or scale:SCALE[:SHIFT]"
-        got = type(text).__name__
-        raise TypeError(f"reward must be a string, {kinds}, got a {got}; for a function, use apply_transforms first")
     if text in REWARD_RECIPES:
         return REWARD_RECIPES[text]
     kind, *numbers = text.split(":")
@@ -478,9 +476,31 @@ def parse_reward(text: str) -> RewardTransform:
         values = [float(number) for number in numbers]
     except ValueError:
         values = []
-    if kind != "scale" or len(values) not in (1, 2):
-        raise ValueError(f"the reward recipe must be {', '.join(REWARD_RECIPES)} or scale:SCALE[:SHIFT], got {text!r}")
-    return ScaleRewards(*values)
+    if kind == "scale" and len(values) in (1, 2):
+        return ScaleRewards(*values)
+    if kind == "returns" and len(values) == 1:
+        return ScaleRewardsByReturns(*values)
+    raise ValueError(f"the reward recipe must be {_RECIPE_KINDS}, got {text!r}")
+
+
+def describe_reward(reward: Any) -> str:
+    """Returns the recipe, a text for `parse_reward`, of a transform; a text is returned unchanged.
+
+    Raises:
+      TypeError: If it is neither a text nor a `ScaleRewards` or `ScaleRewardsByReturns`.
+    """
+    if isinstance(reward, str):
+        return reward
+    if named := [name for name, recipe in REWARD_RECIPES.items() if recipe == reward]:
+        return named[0]
+    if isinstance(reward, ScaleRewards):
+        return f"scale:{float(reward.scale)}:{float(reward.shift)}"
+    if isinstance(reward, ScaleRewardsByReturns):
+        return f"returns:{float(reward.target)}"
+    raise TypeError(
+        f"reward must be a recipe ({_RECIPE_KINDS}), ScaleRewards or ScaleRewardsByReturns, got a "
+        f"{type(reward).__name__}; for other transforms, use apply_transforms first"
+    )
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from rlds2reverb.datasets.transforms import (
     apply_transforms,
     clip_actions,
     describe_changes,
+    describe_reward,
+    parse_reward,
 )
 from rlds2reverb.types.episodes import find_errors
 
@@ -55,6 +57,20 @@ def test_reward_scaling_keeps_the_last_reward():
     assert statistics == {"reward_scale": 4.0, "reward_shift": 0.5}
     assert REWARD_RECIPES["cql_antmaze"] == ScaleRewards(scale=4.0, shift=0.5)
     assert REWARD_RECIPES["iql_antmaze"] == ScaleRewards(shift=1.0)
+
+
+@pytest.mark.parametrize(
+    ("transform", "recipe"),
+    [
+        (ScaleRewards(0.1), "scale:0.1:0.0"),
+        (ScaleRewards(2, -3), "scale:2.0:-3.0"),
+        (ScaleRewards(shift=1.0), "iql_antmaze"),
+        (ScaleRewardsByReturns(), "iql_locomotion"),
+        (ScaleRewardsByReturns(500), "returns:500.0"),
+    ],
+)
+def test_reward_transforms_have_a_recipe(transform, recipe):
+    assert describe_reward(transform) == describe_reward(recipe) == recipe and parse_reward(recipe) == transform
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8, bool])

@@ -8,7 +8,7 @@ import gin
 import numpy as np
 import pytest
 
-from rlds2reverb.datasets.transforms import REWARD_RECIPES
+from rlds2reverb.datasets.transforms import REWARD_RECIPES, ClipActions, ScaleRewards
 from rlds2reverb.training import TrainingConfig, train
 from rlds2reverb.training.config import declared_options, options_table
 
@@ -39,6 +39,11 @@ def test_defaults_are_those_of_the_algorithm():
         ({"sampler": "prioritised"}, ValueError, "sampler must be 'uniform' or 'prioritized', got 'prioritised'"),
         ({"deterministic": 1}, ValueError, "deterministic must be True or False, got 1"),
         ({"reward": "iql"}, ValueError, "the reward recipe must be iql_locomotion, .*, got 'iql'"),
+        (
+            {"reward": ClipActions()},
+            TypeError,
+            "or ScaleRewardsByReturns, got a ClipActions; for other transforms, use",
+        ),
         ({"reference_returns": (1, 1)}, ValueError, "the two reference returns must be finite and differ, got 1 and 1"),
         ({"reference_returns": (1, float("nan"))}, ValueError, "must be finite and differ, got 1 and nan"),
         ({"reference_returns": 3}, ValueError, "reference_returns must be two numbers, 'd4rl', or the path"),
@@ -52,7 +57,11 @@ def test_defaults_are_those_of_the_algorithm():
             "execution_horizon must be at most chunk_length, which is 2, got 3",
         ),
         (WINDOWS | {"n_step": 2}, ValueError, "n_step must be 1 for decision_transformer, which learns from windows"),
-        (WINDOWS | {"reward": "scale:2"}, ValueError, "reward must be None for decision_transformer, whose policy"),
+        (
+            WINDOWS | {"reward": ScaleRewards(2.0)},
+            ValueError,
+            "reward must be None for decision_transformer, whose policy",
+        ),
         (WINDOWS | {"online_steps": 9}, ValueError, "online_steps must be 0 for decision_transformer, which learns"),
         (WINDOWS | {"random_shift": 4}, ValueError, "random_shift must be 0 for decision_transformer, which does not"),
         (WINDOWS | {"sampler": "prioritized"}, ValueError, "sampler must be 'uniform' for decision_transformer"),

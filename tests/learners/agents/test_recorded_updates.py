@@ -64,7 +64,7 @@ def compute_updates(name, *, is_changed):
     return results | {"variables": sum(summarize(variable) for variable in agent.variables)}
 
 
-@pytest.mark.parametrize("is_changed", [False, True])
+@pytest.mark.parametrize("is_changed", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_updates_equal_the_recorded_ones(name, is_changed):
     expected = json.loads(FILE.read_text())[f"{name} {is_changed}"]
