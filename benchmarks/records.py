@@ -84,9 +84,9 @@ def _describe_command() -> str:
 
 
 def record_results(path: Path, rows: list[dict[str, str]]) -> None:
-    """Writes the evaluations of runs, with the command and the commit that they were measured with.
+    """Writes the evaluations of runs, with this command and the commit that is checked out.
 
-    A '+' follows a commit if files were edited since.
+    A '+' follows the commit if files were edited since. Runs that an earlier commit has made must not be in the folder.
     """
     commit, status = (
         subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

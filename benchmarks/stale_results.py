@@ -13,11 +13,18 @@ from functools import cache
 from pathlib import Path
 
 from learning import VARIANTS
+from learning_arm import AGENTS as CLONES
 from records import ROOT, read
 
 from rlds2reverb.learners.algorithms import ALGORITHMS
 
 AGENTS = ROOT / "learners/agents"
+#: The algorithm of each agent of a file.
+ALGOS = {
+    **{name: name for name in ALGORITHMS},
+    **{name: variant["algo"] for name, variant in VARIANTS.items()},
+    **dict.fromkeys(CLONES, "bc"),
+}
 
 
 @cache
@@ -44,9 +51,7 @@ def list_changes(commit: str, algo: str) -> list[str]:
 def main() -> None:
     for path in sorted((ROOT / "docs/results").glob("*.csv")):
         for agent, commit in sorted({(row["agent"], row["commit"]) for row in read(path) if "commit" in row}):
-            algo = VARIANTS.get(agent, {"algo": agent})["algo"]
-            # The agents of the arm are all clones.
-            changes = list_changes(commit, algo if algo in ALGORITHMS else "bc")
+            changes = list_changes(commit, ALGOS[agent])
             state = f"{len(changes)} changes since, the latest: {changes[0]}" if changes else "as now"
             print(f"{path.stem}, {agent}, at {commit}: {state}")
 

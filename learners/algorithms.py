@@ -80,7 +80,7 @@ class Algorithm:
 
     @property
     def preset_of(self) -> str | None:
-        """The name of the algorithm that this one is with other defaults; None if it has an agent of its own."""
+        """The name of the algorithm that this one is with other defaults; None if it is no preset."""
         others = (name for name, other in ALGORITHMS.items() if other.agent == self.agent and not other.defaults)
         return next(others, None) if self.defaults else None
 

@@ -25,7 +25,7 @@ from rlds2reverb.types.specs import ArraySpec, Nest, make_step_spec
 from .collector import Piece
 from .config import TrainingConfig
 from .data import TrainingData
-from .step_info import make_step_info, step_info_spec
+from .step_info import get_return_options, make_step_info, step_info_spec
 
 
 class PieceConverter:
@@ -72,10 +72,8 @@ class PieceConverter:
     def of_run(cls, config: TrainingConfig, data: TrainingData) -> PieceConverter:
         """Returns the converter of what a run collects."""
         names = get_algorithm(config.algo).step_info
-        options: dict[str, Any] = {"step_info": names, "gamma": config.gamma}
-        if names:
-            options["failure_reward"] = config.resolved_hyperparameters.get("failure_reward")
-        return cls(data.collected_adder, data.reward_transform, **options)
+        options = get_return_options(config) if names else {}
+        return cls(data.collected_adder, data.reward_transform, step_info=names, **options)
 
     def item_spec(self, observation_spec: Nest, action_spec: Any) -> Nest:
         """Returns the spec of an item, a nest of `tf.TensorSpec`, for steps with these TF-Agents specs."""

@@ -51,7 +51,7 @@ from .data import (
     warn_large,
 )
 from .legal_values import LegalValues
-from .step_info import SOURCE_FIELDS, make_step_info
+from .step_info import SOURCE_FIELDS, get_return_options, make_step_info
 
 #: Exponent of the priorities of prioritized replay (Schaul et al. 2016, table 3, proportional).
 PRIORITY_EXPONENT = 0.6
@@ -304,12 +304,12 @@ def _describe_observations(
 def _read_step_info(steps: StepColumns, convert: _Convert, config: TrainingConfig) -> dict[str, Nest]:
     """Returns the field with what the algorithm learns from in addition to the steps; {} if it needs nothing else."""
     algorithm = get_algorithm(config.algo)
-    names, gamma = algorithm.step_info, 1.0 if algorithm.items == "windows" else config.gamma
+    names = algorithm.step_info
     if not names:
         return {}
-    failure_reward = config.resolved_hyperparameters.get("failure_reward")
+    options = {"gamma": 1.0} if algorithm.items == "windows" else get_return_options(config)
     parts = [
-        make_step_info(convert(columns), num_steps, names, gamma=gamma, failure_reward=failure_reward)
+        make_step_info(convert(columns), num_steps, names, **options)
         for columns, num_steps in steps.read_batches(SOURCE_FIELDS)
     ]
     return {fields.POLICY_INFO: {name: np.concatenate([part[name] for part in parts]) for name in names}}
@@ -331,9 +331,8 @@ def _make_source(
     name: str, steps: StepColumns, is_used: np.ndarray, convert: _Convert, config: TrainingConfig
 ) -> Source:
     """Returns the episodes to train on."""
-    names, options = get_algorithm(config.algo).step_info, dict[str, Any](gamma=config.gamma)
-    if names:
-        options["failure_reward"] = config.resolved_hyperparameters.get("failure_reward")
+    names = get_algorithm(config.algo).step_info
+    options = get_return_options(config) if names else {}
 
     def read() -> Iterator[Episode]:
         first = 0

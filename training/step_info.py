@@ -12,6 +12,8 @@ from rlds2reverb.adders import ReturnToGo
 from rlds2reverb.types import fields
 from rlds2reverb.types.specs import ArraySpec, Nest
 
+from .config import TrainingConfig
+
 #: The fields of steps that they are computed from.
 SOURCE_FIELDS = (fields.REWARD, fields.DISCOUNT, *fields.FLAG_FIELDS)
 _DTYPES = {"return_to_go": np.float32, "time_step": np.int32}
@@ -46,6 +48,11 @@ def make_step_info(
     if "time_step" in names:
         info["time_step"] = np.arange(num_steps.sum()) - np.repeat(np.cumsum(num_steps) - num_steps, num_steps)
     return {name: info[name].astype(_DTYPES[name]) for name in names}
+
+
+def get_return_options(config: TrainingConfig) -> dict[str, Any]:
+    """Returns the arguments `gamma` and `failure_reward` of `make_step_info` for a run."""
+    return {"gamma": config.gamma, "failure_reward": config.resolved_hyperparameters.get("failure_reward")}
 
 
 def _find_failures(rewards: np.ndarray, num_steps: np.ndarray, failure_reward: float) -> np.ndarray:

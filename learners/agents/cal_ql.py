@@ -28,7 +28,7 @@ class CalQLAgent(CQLAgent):
     conservative_sac_main.py in JaxCQL), except that targets and penalty share the sampled actions of pi(s').
 
     Attributes:
-      lagrange_threshold: maximum penalty up to which its weight shrinks, 0.8 for AntMaze; None for a fixed weight of 1.
+      lagrange_threshold: penalty below which its weight shrinks, 0.8 for AntMaze; None for a fixed weight of 1.
       max_q_backup: whether targets use the maximum over `num_samples` actions of pi(s') instead of one action's value.
       failure_reward: reward of each step of a failed episode, in the units in which the agent learns. If all rewards of
         an episode equal it, its return to go is failure_reward / (1 - gamma), as if it never ended; None for the sum of

@@ -50,10 +50,9 @@ class CQLAgent(ActorCriticAgent):
     As in the authors' code, the temperature is updated first, then actor and critics with losses that both use the
     networks from before the step, then the targets. `num_bc_updates` is their warm start of the actor by cloning.
 
-    The values of the defaults are those of the authors' code, with which updates are not compared, and of its README
-    for the D4RL locomotion tasks: a fixed weight, 5 or 10,
-    and 1e-4 for the actor (github.com/aviralkumar2907/CQL, d4rl/examples/cql_mujoco_new.py). As there, the last layers
-    are initialised within 1e-3 (actor) and 3e-3 (critics).
+    The defaults have the values of the authors' code and its README for the D4RL locomotion tasks: a fixed weight, 5 or
+    10, and 1e-4 for the actor (github.com/aviralkumar2907/CQL, d4rl/examples/cql_mujoco_new.py). As there, the last
+    layers are initialised within 1e-3 (actor) and 3e-3 (critics). Updates have not been compared with that code.
 
     Attributes:
       hidden_sizes: sizes of the hidden layers of actor and critics.

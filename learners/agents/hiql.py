@@ -64,8 +64,8 @@ class HIQLAgent(GoalValueAgent):
 
     w is the subgoal that the episode reached k steps later; see `GoalSampling`. V is the mean of two functions, and phi
     a representation of length sqrt(R), which only the values train; it has no target network, so that target values see
-    the current one. The policy is pi_l for the subgoal of pi_h in each
-    step. The values of actor losses are those of the current networks.
+    the current one. The policy is pi_l for the subgoal of pi_h in each step. The values of actor losses are those of
+    the current networks.
 
     Updates and defaults are those of OGBench: impls/agents/hiql.py of github.com/seohongpark/ogbench.
 

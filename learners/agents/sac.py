@@ -103,18 +103,12 @@ class SACAgent(ActorCriticAgent):
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         noise = tf.random.stateless_normal([2, *tf.unstack(tf.shape(batch.action))], self.noise_seed(0))
-        if not self.actor_first:
-            critic_loss, td, q_mean = self._update_critics(batch, noise[0])
-        with tf.GradientTape() as tape:
-            log_prob, value = self.actor_terms(batch, noise[1])
-            if self.actor_first:
-                self._temperature.update(log_prob)
-            actor_loss = tf.reduce_mean(self._temperature() * log_prob - value)
-        self.actor_optimizer.minimize(actor_loss, tape)
         if self.actor_first:
+            actor_loss, log_prob = self._update_actor(batch, noise[1])
             critic_loss, td, q_mean = self._update_critics(batch, noise[0])
         else:
-            self._temperature.update(log_prob)
+            critic_loss, td, q_mean = self._update_critics(batch, noise[0])
+            actor_loss, log_prob = self._update_actor(batch, noise[1])
         self.target_critic.track(self.critic, self.target_update_rate)
         extra = {
             "td_error": tf.reduce_mean(tf.abs(td), axis=0),
@@ -133,6 +127,18 @@ class SACAgent(ActorCriticAgent):
             loss, td = self.critic_loss(batch, targets)
         self.critic_optimizer.minimize(loss, tape)
         return loss, td, tf.reduce_mean(targets + td)
+
+    def _update_actor(self, batch: TransitionBatch, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Makes one update of actor and temperature; returns the actor's loss, and the log densities [B] in it."""
+        with tf.GradientTape() as tape:
+            log_prob, value = self.actor_terms(batch, noise)
+            if self.actor_first:
+                self._temperature.update(log_prob)
+            loss = tf.reduce_mean(self._temperature() * log_prob - value)
+        self.actor_optimizer.minimize(loss, tape)
+        if not self.actor_first:
+            self._temperature.update(log_prob)
+        return loss, log_prob
 
     def critic_targets(self, batch: TransitionBatch, noise: tf.Tensor) -> tf.Tensor:
         """Returns float32 [B]: r + gamma * discount * the soft value of s', for standard normal `noise` [B, A]."""

@@ -29,8 +29,8 @@ class SPOTAgent(TD3BCAgent):
     |.|^2 and KL are means over their elements, there is one sample of z, and decoded actions are the tanh of a network.
     The authors' dropout of 0.1 in the actor is left out.
 
-    The values of the defaults are those of the authors' code for the D4RL locomotion tasks, with which updates are not
-    compared.
+    The defaults have the values of the authors' code for the D4RL locomotion tasks. Updates have not been compared with
+    it.
 
     Attributes:
       support_weight: the paper's lambda, tuned for each task; the default is that of hopper-medium.

@@ -86,18 +86,16 @@ class TD3BCAgent(ActorCriticAgent):
     def _update_actor(self, batch: TransitionBatch, is_due: tf.Tensor) -> tf.Tensor:
         """Updates the actor and the targets if it is their turn, and returns the actor's loss at their last update."""
 
-        def track_actor() -> None:
-            self.target_actor.network.track(self.actor.network, self.target_update_rate)
+        def track_actor(*, is_old: bool) -> None:
+            if is_old == self._tracks_old_actor:
+                self.target_actor.network.track(self.actor.network, self.target_update_rate)
 
         def update_targets(loss: tf.Tensor) -> None:
-            if not self._tracks_old_actor:
-                track_actor()
+            track_actor(is_old=False)
             self.target_critic.track(self.critic, self.target_update_rate)
             assign_on_replica(self._last_actor_loss, loss)
 
         last = [self._last_actor_loss.read_value()]
-        before = {"before": track_actor} if self._tracks_old_actor else {}
-        (loss,) = self._update_if(
-            is_due, self.actor_optimizer, lambda: [self.actor_loss(batch)], last, then=update_targets, **before
-        )
+        hooks: dict[str, Any] = {"before": lambda: track_actor(is_old=True), "then": update_targets}
+        (loss,) = self._update_if(is_due, self.actor_optimizer, lambda: [self.actor_loss(batch)], last, **hooks)
         return loss

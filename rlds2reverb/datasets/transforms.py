@@ -463,12 +463,14 @@ REWARD_RECIPES: dict[str, RewardTransform] = {
 _RECIPE_KINDS = f"{', '.join(REWARD_RECIPES)}, scale:SCALE[:SHIFT] or returns:TARGET"
 
 
-def parse_reward(text: str) -> RewardTransform:
+def parse_reward(reward: Any) -> RewardTransform:
     """Returns the reward transform of a recipe: its name, `scale:SCALE[:SHIFT]`, or `returns:TARGET`.
 
     Raises:
-      ValueError: If the text is none of these.
+      ValueError: If the text is not a recipe.
+      TypeError: See `describe_reward`.
     """
+    text = describe_reward(reward)
     if text in REWARD_RECIPES:
         return REWARD_RECIPES[text]
     kind, *numbers = text.split(":")
@@ -491,16 +493,16 @@ def describe_reward(reward: Any) -> str:
     """
     if isinstance(reward, str):
         return reward
+    if not isinstance(reward, (ScaleRewards, ScaleRewardsByReturns)):
+        raise TypeError(
+            f"reward must be a recipe ({_RECIPE_KINDS}), ScaleRewards or ScaleRewardsByReturns, got a "
+            f"{type(reward).__name__}; for other transforms, use apply_transforms first"
+        )
     if named := [name for name, recipe in REWARD_RECIPES.items() if recipe == reward]:
         return named[0]
-    if isinstance(reward, ScaleRewards):
-        return f"scale:{float(reward.scale)}:{float(reward.shift)}"
     if isinstance(reward, ScaleRewardsByReturns):
         return f"returns:{float(reward.target)}"
-    raise TypeError(
-        f"reward must be a recipe ({_RECIPE_KINDS}), ScaleRewards or ScaleRewardsByReturns, got a "
-        f"{type(reward).__name__}; for other transforms, use apply_transforms first"
-    )
+    return f"scale:{float(reward.scale)}:{float(reward.shift)}"
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,8 @@ def skip_invalid(source: Source, *, keeps_invalid: bool = False) -> Source:
     if source.skipped is not None:
         return source
     valid = _ValidEpisodes(source, keeps_invalid=keeps_invalid)
-    return identify_step(source, replace(source, read=valid.read, skipped=valid.skipped), "valid episodes")
+    kept = "readable episodes" if keeps_invalid else "valid episodes"
+    return identify_step(source, replace(source, read=valid.read, skipped=valid.skipped), kept)
 
 
 def count_skipped(source: Source, num_read: int) -> int:

@@ -205,15 +205,15 @@ def trim_frames(dataset: MappedSource, described: Mapping[str, Any]) -> MappedSo
     An episode whose end is trimmed is truncated, and its last kept observation is known. With `final_observation`, that
     observation is left out as well, so that the last row of a written episode is its last action.
     """
-    values: dict[str, Any] = {"start": 0, "end": 0, "final_observation": False}
-    values |= described if isinstance(described, Mapping) else {"": described}
-    *counts, is_last_left_out = values.values()
-    if len(values) > 3 or not all(type(count) is int and count >= 0 for count in counts):
+    values: dict[str, Any] = dict(described) if isinstance(described, Mapping) else {"": described}
+    start, end, is_last_left_out = (
+        values.pop(name, default) for name, default in (("start", 0), ("end", 0), ("final_observation", False))
+    )
+    if values or not all(type(count) is int and count >= 0 for count in (start, end)):
         raise SourceError(
             f"trim must have numbers of steps as 'start' and 'end', and may have 'final_observation', got {described!r}"
         )
     _require_flag("final_observation", is_last_left_out)
-    start, end = counts
 
     def trim(episode: Episode) -> Episode:
         if start or end:

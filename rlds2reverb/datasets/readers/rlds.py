@@ -333,9 +333,10 @@ class _PreparedEpisodes:
                 yield episode
             index += 1
         if index != stop:
+            kind = "more" if index > stop else "fewer"
             raise SourceError(
                 f"{self.name} is damaged at episode {min(index, stop)} (dataset_info.json counts {self.count()} in the "
-                f"split {self._split!r}, the files {'more' if index > stop else 'fewer'}); copy or prepare it again"
+                f"split {self._split!r}, but the files contain {kind}); copy or prepare it again"
             )
 
     def _select(self, first: int, stop: int) -> Any:
