@@ -44,7 +44,7 @@ def read_memory(name: str, pid: int | str = "self") -> int:
 def serve(signature: Any, data: Path | None, started: Any, stop: Any) -> None:
     """Runs a server until `stop` is set; puts its port and its memory without data into `started`."""
     before = read_memory("VmRSS")
-    server = ReplayServer.from_directory(data) if data else ReplayServer([TableConfig()], signature)
+    server = ReplayServer(directory=data) if data else ReplayServer([TableConfig()], signature)
     started.put((server.port, before if data else read_memory("VmRSS")))
     stop.wait()
     server.stop()

@@ -61,7 +61,7 @@ def time_conversions(source: Path, folder: Path) -> dict[str, Callable[[], float
 
 
 def serve(channel: Connection, directory: Path) -> None:
-    with ReplayServer.from_directory(directory) as server:
+    with ReplayServer(directory=directory) as server:
         channel.send(server.address)
         channel.recv()
 

@@ -205,8 +205,8 @@ def _start(
         if num_shards not in (None, len(shards)):
             raise click.UsageError(f"{data} contains {len(shards) or 'no'} shards; leave out --shards")
         tables = _read_stored_tables(shards[0] if shards else data, options)
-        start: Any = ShardedReplayServer.from_directory if shards else ReplayServer.from_directory
-        return start(data, tables=tables, force=options["force"], **common)
+        start: Any = ShardedReplayServer if shards else ReplayServer
+        return start(tables, directory=data, force=options["force"], **common)
 
 
 @contextlib.contextmanager

@@ -435,7 +435,7 @@ def test_failed_calls_do_not_change_a_foreign_directory(tmp_path):
     (tmp_path / "foreign/note.txt").touch()
     for call in (
         lambda: ingest([episode(2, terminal=True)], tmp_path / "foreign"),
-        lambda: ReplayServer.from_directory(tmp_path / "foreign"),
+        lambda: ReplayServer(directory=tmp_path / "foreign"),
     ):
         with pytest.raises(CheckpointError):
             call()
@@ -462,7 +462,7 @@ def test_restart_without_resume_discards_the_journal(tmp_path):
 def test_directory_keeps_the_configs_of_two_tables(tmp_path):
     configs = [TableConfig("small", Selector("uniform"), max_size=9), TableConfig("heap", Selector("max_heap"))]
     ingest([episode(9, terminal=True)], tmp_path / "out", configs)
-    with ReplayServer.from_directory(tmp_path / "out") as server:
+    with ReplayServer(directory=tmp_path / "out") as server:
         infos = server.client.server_info(timeout=10)
     assert {name: (info.max_size, info.current_size) for name, info in infos.items()} == {
         "small": (9, 8),

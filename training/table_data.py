@@ -139,8 +139,8 @@ def open_table(location: TableLocation, config: TrainingConfig, action_space: An
         server = location.place
         if location.directory is not None:
             is_sharded = bool(find_shards(location.directory))
-            start: Any = ShardedReplayServer.from_directory if is_sharded else ReplayServer.from_directory
-            server = stack.enter_context(start_isolated(partial(start, location.directory)))
+            start: Any = ShardedReplayServer if is_sharded else ReplayServer
+            server = stack.enter_context(start_isolated(partial(start, directory=location.directory)))
         table = describe_table(server, location.table, holds_episodes=has_goals)
         # Counts in their `times_sampled`.
         (sample,) = sample_dataset(table.server, table.table, _NUM_CHECKED, timeout_secs=SAMPLE_SECS).take(1)

@@ -1,157 +1,124 @@
-"""The built-in hooks. Those of DI-engine have its names, and accept its `ext_args`."""
+"""The built-in hooks. Those of DI-engine have its names, and accept its `ext_args`, which precede other arguments."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlds2reverb.types.arguments import require_count, require_number
 
-from .ext_args import accept_ext_args
 from .hook import LearnerHook, Phase, Position
 
 if TYPE_CHECKING:
     from ..learner import Learner
 
 
-@accept_ext_args
-class LoadCkptHook(LearnerHook):
-    """A hook that loads a checkpoint before the run, named after DI-engine's."""
+@dataclass(eq=False, repr=False)
+class BuiltInHook(LearnerHook):
+    """The base class of built-in hooks; see `LearnerHook` for the arguments that they have in common."""
 
-    phase = Phase.LOAD
+    name: str
+    priority: float = 20
+    _: KW_ONLY
+    position: Position = "after_iter"
+    every: int = 1
 
-    def __init__(
-        self,
-        name: str = "load_ckpt",
-        priority: float = 20,
-        *,
-        position: Position = "before_run",
-        load_path: str = "latest",
-        allow_config_mismatch: bool = False,
-        ext_args: Mapping[str, Any] | None = None,
-    ):
-        """Sets the checkpoint to load.
+    def __post_init__(self) -> None:
+        super().__init__(self.name, self.priority, position=self.position, every=self.every)
 
-        Args:
-          name: see `Hook`.
-          priority: see `Hook`.
-          position: must be 'before_run'.
-          load_path: directory of a checkpoint, which must exist; 'latest' for the latest valid one in the learner's
-            `run_dir`, if there is one; or '' to load none.
-          allow_config_mismatch: see `Learner.load_checkpoint`.
-          ext_args: the options above in DI-engine's form, a dict; they precede the others.
+    @classmethod
+    def list_options(cls) -> list[str]:
+        """Implements `Hook.list_options`."""
+        return [field.name for field in fields(cls) if field.name not in ("name", "priority", "position")]
 
-        Raises:
-          ValueError: If the position is not 'before_run'.
-        """
-        super().__init__(name, priority, position=position)
-        if position != "before_run":
-            raise ValueError(f"position of hook {name!r} must be 'before_run' because it loads a checkpoint")
-        self.load_path, self._allow_config_mismatch = load_path, allow_config_mismatch
+
+@dataclass(eq=False, repr=False)
+class LoadCkptHook(BuiltInHook):
+    """A hook that loads a checkpoint before the run, named after DI-engine's.
+
+    Attributes:
+      position: must be 'before_run'.
+      load_path: directory of a checkpoint, which must exist; 'latest' for the latest valid one in the learner's
+        `run_dir`, if there is one; or '' to load none.
+      allow_config_mismatch: see `Learner.load_checkpoint`.
+
+    Raises:
+      ValueError: If the position is not 'before_run'.
+    """
+
+    phase: ClassVar[Phase] = Phase.LOAD
+
+    name: str = "load_ckpt"
+    _: KW_ONLY
+    position: Position = "before_run"
+    load_path: str = "latest"
+    allow_config_mismatch: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.position != "before_run":
+            raise ValueError(f"position of hook {self.name!r} must be 'before_run' because it loads a checkpoint")
 
     def __call__(self, learner: Learner) -> None:
         """Loads the checkpoint."""
         if self.load_path != "":
             path = None if self.load_path == "latest" else self.load_path
-            learner.load_checkpoint(path, allow_config_mismatch=self._allow_config_mismatch)
+            learner.load_checkpoint(path, allow_config_mismatch=self.allow_config_mismatch)
 
 
-@accept_ext_args
-class SaveCkptHook(LearnerHook):
-    """A hook that saves a checkpoint, named after DI-engine's."""
+@dataclass(eq=False, repr=False)
+class SaveCkptHook(BuiltInHook):
+    """A hook that saves a checkpoint, named after DI-engine's; a single one at 'after_run'."""
 
-    phase = Phase.SAVE
+    phase: ClassVar[Phase] = Phase.SAVE
 
-    def __init__(
-        self,
-        name: str = "save_ckpt",
-        priority: float = 20,
-        *,
-        position: Position = "after_iter",
-        every: int = 10_000,
-        ext_args: Mapping[str, Any] | None = None,
-    ):
-        """Sets the interval.
-
-        Args:
-          name: see `Hook`.
-          priority: see `Hook`.
-          position: 'after_iter', or 'after_run' for a single checkpoint.
-          every: interval in iterations.
-          ext_args: the options above in DI-engine's form, a dict; they precede the others.
-        """
-        super().__init__(name, priority, position=position, every=every)
+    name: str = "save_ckpt"
+    _: KW_ONLY
+    every: int = 10_000
 
     def __call__(self, learner: Learner) -> None:
         """Saves a checkpoint."""
         learner.save_checkpoint()
 
 
-@accept_ext_args
-class LogReduceHook(LearnerHook):
-    """A hook that replaces the numbers to be logged by their means over processes, named after DI-engine's."""
+@dataclass(eq=False, repr=False)
+class LogReduceHook(BuiltInHook):
+    """A hook that replaces the numbers to be logged by their means over processes, named after DI-engine's.
 
-    phase = Phase.REDUCE_LOG
+    Attributes:
+      every: interval in iterations; must be that of `LogShowHook`, which runs after the reduction.
+      reduce: function from the numbers of this process to their means over all processes that train together; None for
+        a single process.
+    """
 
-    def __init__(
-        self,
-        name: str = "log_reduce",
-        priority: float = 10,
-        *,
-        position: Position = "after_iter",
-        every: int = 100,
-        reduce: Callable[[dict[str, float]], dict[str, float]] | None = None,
-        ext_args: Mapping[str, Any] | None = None,
-    ):
-        """Sets the reduction, which runs before `LogShowHook`.
+    phase: ClassVar[Phase] = Phase.REDUCE_LOG
 
-        Args:
-          name: see `Hook`.
-          priority: see `Hook`.
-          position: see `LearnerHook`.
-          every: interval in iterations; must be that of `LogShowHook`.
-          reduce: function from the numbers of this process to their means over all processes that train together; None
-            for a single process.
-          ext_args: the options above in DI-engine's form, a dict; they precede the others.
-        """
-        super().__init__(name, priority, position=position, every=every)
-        self._reduce = reduce
+    name: str = "log_reduce"
+    priority: float = 10
+    _: KW_ONLY
+    every: int = 100
+    reduce: Callable[[dict[str, float]], dict[str, float]] | None = None
 
     def __call__(self, learner: Learner) -> None:
         """Reduces the log buffer."""
-        if self._reduce is not None:
-            learner.log_buffer = dict(self._reduce(learner.log_buffer))
+        if self.reduce is not None:
+            learner.log_buffer = dict(self.reduce(learner.log_buffer))
 
 
-@accept_ext_args
-class LogShowHook(LearnerHook):
+@dataclass(eq=False, repr=False)
+class LogShowHook(BuiltInHook):
     """A hook that logs the means since its last call, named after DI-engine's.
 
     It is called once more at the end of a run, for the iterations since then.
     """
 
-    phase = Phase.LOG
+    phase: ClassVar[Phase] = Phase.LOG
 
-    def __init__(
-        self,
-        name: str = "log_show",
-        priority: float = 20,
-        *,
-        position: Position = "after_iter",
-        every: int = 100,
-        ext_args: Mapping[str, Any] | None = None,
-    ):
-        """Sets the interval.
-
-        Args:
-          name: see `Hook`.
-          priority: see `Hook`.
-          position: see `LearnerHook`.
-          every: interval in iterations.
-          ext_args: the options above in DI-engine's form, a dict; they precede the others.
-        """
-        super().__init__(name, priority, position=position, every=every)
+    name: str = "log_show"
+    _: KW_ONLY
+    every: int = 100
 
     def __call__(self, learner: Learner) -> None:
         """Logs the learner's log buffer, and empties it."""
@@ -196,41 +163,32 @@ class EvaluateHook(LearnerHook):
             learner.record_evaluation(evaluation)
 
 
-@accept_ext_args
-class EarlyStopHook(LearnerHook):
-    """A hook that stops the run when a metric no longer improves."""
+@dataclass(eq=False, repr=False)
+class EarlyStopHook(BuiltInHook):
+    """A hook that stops the run when a metric no longer improves.
 
-    def __init__(
-        self,
-        name: str = "early_stop",
-        priority: float = 15,
-        *,
-        position: Position = "after_iter",
-        every: int = 5_000,
-        metric: str = "evaluation/mean_return",
-        patience: int = 10,
-        min_delta: float = 0.0,
-        higher_is_better: bool = True,
-        ext_args: Mapping[str, Any] | None = None,
-    ):
-        """Sets the metric and the stopping criterion.
+    Attributes:
+      every: number of iterations between two checks; a value that was already checked does not count again.
+      metric: key of `Learner.latest`, such as 'loss' or 'evaluation/mean_return'.
+      patience: number of consecutive values without improvement before the run is stopped, at least 1.
+      min_delta: minimum change that counts as an improvement, at least 0.
+      higher_is_better: whether an improvement is an increase.
+    """
 
-        Args:
-          name: see `Hook`.
-          priority: see `Hook`.
-          position: see `LearnerHook`.
-          every: number of iterations between two checks; a value that was already checked does not count again.
-          metric: key of `Learner.latest`, such as 'loss' or 'evaluation/mean_return'.
-          patience: number of consecutive values without improvement before the run is stopped, at least 1.
-          min_delta: minimum change that counts as an improvement, at least 0.
-          higher_is_better: whether an improvement is an increase.
-          ext_args: the options above in DI-engine's form, a dict; they precede the others.
-        """
-        super().__init__(name, priority, position=position, every=every)
-        require_count("patience", patience)
-        require_number("min_delta", min_delta, 0, math.inf)
-        self.metric, self.patience, self._min_delta = metric, patience, min_delta
-        self._sign = 1 if higher_is_better else -1
+    name: str = "early_stop"
+    priority: float = 15
+    _: KW_ONLY
+    every: int = 5_000
+    metric: str = "evaluation/mean_return"
+    patience: int = 10
+    min_delta: float = 0.0
+    higher_is_better: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_count("patience", self.patience)
+        require_number("min_delta", self.min_delta, 0, math.inf)
+        self._sign = 1 if self.higher_is_better else -1
         self._best, self._num_without_gain = -math.inf, 0
         self._checked_at: int | None = None
 
@@ -241,7 +199,7 @@ class EarlyStopHook(LearnerHook):
             return
         self._checked_at = recorded_at
         value = self._sign * learner.latest[self.metric]
-        if value > self._best + self._min_delta:  # False for NaN.
+        if value > self._best + self.min_delta:  # False for NaN.
             self._best, self._num_without_gain = value, 0
             return
         self._num_without_gain += 1

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from rlds2reverb.system.code_fingerprints import describe_reference
 from rlds2reverb.system.references import resolve_reference
 from rlds2reverb.system.text import advise
 
 from .built_in import EarlyStopHook, LoadCkptHook, LogReduceHook, LogShowHook, SaveCkptHook
-from .ext_args import HookT, read_ext_args
+from .ext_args import read_ext_args
 from .hook import LearnerHook
 
+HookT = TypeVar("HookT", bound=type[LearnerHook])
+
 #: Hooks by their `type` in a configuration.
-HOOKS: dict[str, Callable[..., LearnerHook]] = {
+HOOKS: dict[str, type[LearnerHook]] = {
     "load_ckpt": LoadCkptHook,
     "save_ckpt": SaveCkptHook,
     "log_show": LogShowHook,
@@ -144,7 +146,7 @@ def _make_from_long_form(key: str, value: Mapping[str, Any]) -> LearnerHook:
     if unknown:
         raise ValueError(f"hook {key!r} has the unknown key {unknown[0]!r}; use {', '.join(_LONG_FORM_KEYS)}")
     ext_args = value.get("ext_args")
-    options = read_ext_args(key, ext_args)
+    options = read_ext_args(key, ext_args, HOOKS[kind].list_options())
     arguments = {name: value[name] for name in ("priority", "position") if name in value}
     signature = inspect.signature(HOOKS[kind])
     accepts_ext_args = any(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from rlds2reverb.system.replacements import ExplainingType, Replacing
 from rlds2reverb.types.arguments import require_count, require_number, require_one_of
 
-from .ext_args import ExtArgs
+from .ext_args import ExtArgs, read_ext_args
 
 Position = Literal["before_run", "after_run", "before_iter", "after_iter"]
 
@@ -34,13 +34,19 @@ class Phase(enum.IntEnum):
 
 
 class _HookType(ExplainingType):
-    """The type of hooks, whose constructors get `ext_args` with attributes."""
+    """The type of hooks, which handles DI-engine's argument `ext_args` of their constructors.
+
+    The entries are options of built-in hooks. The constructors of other hooks get them with attributes.
+    """
 
     if not TYPE_CHECKING:  # Type checkers would accept any arguments.
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             """Creates a hook."""
-            if isinstance(kwargs.get("ext_args"), Mapping):
+            if (allowed := cls.list_options()) is not None:
+                name = kwargs.get("name", args[0] if args else cls.name)
+                kwargs |= read_ext_args(name, kwargs.pop("ext_args", None), allowed)
+            elif isinstance(kwargs.get("ext_args"), Mapping):
                 kwargs["ext_args"] = ExtArgs(kwargs["ext_args"])
             return super().__call__(*args, **kwargs)
 
@@ -58,6 +64,11 @@ class Hook(Replacing, metaclass=_HookType):
         """Sets the name and the priority, a number of at least 0."""
         require_number("priority", priority, 0)
         self.name, self.priority = name, priority
+
+    @classmethod
+    def list_options(cls) -> list[str] | None:
+        """Returns the arguments that `ext_args` may contain; None if the constructor has an argument `ext_args`."""
+        return None
 
     @abc.abstractmethod
     def __call__(self, owner: Any) -> None:

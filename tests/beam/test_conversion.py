@@ -295,7 +295,7 @@ def test_address_without_objects_raises(objects, tmp_path):
 @pytest.mark.slow
 def test_server_starts_from_the_directory(data, tmp_path):
     convert_with_beam(data / HOPPER, tmp_path / "out", **small())
-    with ReplayServer.from_directory(tmp_path / "out") as server:
+    with ReplayServer(directory=tmp_path / "out") as server:
         sample = next(iter(sample_dataset(server, "replay", batch_size=4)))
     assert sample is not None
 

@@ -135,7 +135,7 @@ def test_one_script_leads_from_an_environment_to_an_online_agent(tmp_path):
     options = {"steps": 60, "eval_episodes": 1, "run_dir": tmp_path / "run"}
     report = ingest(source, tmp_path / "pendulum", [TableConfig("replay")])
     assert report.items == 600
-    with ReplayServer.from_directory(tmp_path / "pendulum") as server:
+    with ReplayServer(directory=tmp_path / "pendulum") as server:
         assert server.client.server_info()["replay"].current_size == 600
     run = train(source, "td3_bc", **options)
     assert run.progress["step"][-1] == 60

@@ -110,7 +110,7 @@ def test_train_reads_converted_directories_and_servers(few, tmp_path, capsys, ad
         f"observations are not normalised, because {tmp_path / 'table'} has no statistics; set the hyperparameters"
         in err
     )
-    with ReplayServer.from_directory(tmp_path / "table") as server:
+    with ReplayServer(directory=tmp_path / "table") as server:
         more = ("--sampler", "prioritized", "--data", server.address, "--run-dir", tmp_path / "two")
         code, out, err = call(capsys, *options, *more)
         assert code == 0 and "updates  10\n" in out, err

@@ -87,7 +87,7 @@ def write_tables(data, folder):
     ingest([LOG] * 3, folder / "data")
 
     def read(path):
-        with ReplayServer.from_directory(path / "data"):
+        with ReplayServer(directory=path / "data"):
             pass
 
     return read

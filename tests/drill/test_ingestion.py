@@ -129,7 +129,7 @@ def test_conversion_stopped_by_sigterm_exits_with_75_and_continues(tmp_path, dri
     assert code != 0 or (tmp_path / "out").exists()  # The signal may come after the directory is complete.
     with process(convert_command, arguments, tmp_path) as (_, channel):
         assert receive(channel) == "started" and receive(channel) == 0
-    with ReplayServer.from_directory(tmp_path / "out") as server:
+    with ReplayServer(directory=tmp_path / "out") as server:
         assert table_infos(server.address)["replay"].current_size == 10_202
 
 

@@ -24,7 +24,7 @@ def make_arguments(run_dir, *options):
 
 def serve_directory(channel, directory, port):
     """Serves a directory until the test ends; sends the port."""
-    with ReplayServer.from_directory(directory, port=port) as server:
+    with ReplayServer(directory=directory, port=port) as server:
         channel.send(server.port)
         channel.recv()
 

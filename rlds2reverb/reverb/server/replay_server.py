@@ -38,7 +38,7 @@ class ReplayServer(AbstractContextManager["ReplayServer"]):
 
     def __init__(
         self,
-        tables: Sequence[TableConfig] | None,
+        tables: Sequence[TableConfig] | None = None,
         signature: Nest | None = None,
         *,
         directory: str | Path | None = None,
@@ -50,20 +50,20 @@ class ReplayServer(AbstractContextManager["ReplayServer"]):
         isolate: bool = False,
         serve_batches: bool | None = None,
     ):
-        """Starts a server with empty tables, or from the newest valid checkpoint in `checkpoint_root` if there is one.
+        """Starts a server from the newest valid checkpoint in `checkpoint_root`, else from a directory, else empty.
 
         Damaged and interrupted checkpoints are skipped with a `RuntimeWarning` that names them.
 
         Args:
           tables: configurations of the tables; None for those of the directory.
           signature: signature of the items, or None to accept any item.
-          directory: directory to start from; see `from_directory`.
+          directory: directory that `ingest` wrote, which is not changed; None for empty tables.
           port: port to listen on; None chooses a free one.
           checkpoint_root: directory for checkpoints: a new one, or one that an earlier server created; None for no
             checkpoints.
-          verify: whether a checkpoint must match its manifest or, without a manifest, be readable from end to end. It
-            must be complete in any case.
-          force: see `from_directory`.
+          verify: whether a checkpoint, and the directory, must match its manifest or, without a manifest, be readable
+            from end to end. It must be complete in any case.
+          force: whether to start even if the items of the directory need more memory than is free.
           keep_previous: whether to keep the checkpoint before the newest, and to start from it if the newest is
             damaged. The root then always takes the space of two checkpoints, instead of only while one is written.
           isolate: whether to accept connections from this machine only, at localhost, 127.0.0.1 and ::1. In a
@@ -74,7 +74,9 @@ class ReplayServer(AbstractContextManager["ReplayServer"]):
 
         Raises:
           ResourceInUseError: If the port or the checkpoint root is in use.
-          CheckpointError: If the checkpoint root has foreign files, is damaged, or is for different tables.
+          CheckpointError: If the checkpoint root has foreign files, is damaged, or is for different tables; or if the
+            directory is missing, damaged, not written by `ingest`, or has different tables.
+          InsufficientMemoryError: If the items of the directory need more memory than is free.
           SpecMismatchError: If a restored table has a different signature.
           OSError: If the port cannot be isolated; the server is stopped in that case.
           ValueError: If there are no tables.
@@ -110,53 +112,6 @@ class ReplayServer(AbstractContextManager["ReplayServer"]):
             self._start_reverb()
             stack.callback(lambda: self._process.stop())
             self._resources = stack.pop_all()
-
-    @classmethod
-    def from_directory(
-        cls,
-        directory: str | Path,
-        *,
-        tables: Sequence[TableConfig] | None = None,
-        port: int | None = None,
-        checkpoint_root: str | Path | None = None,
-        verify: bool = True,
-        force: bool = False,
-        keep_previous: bool = True,
-        isolate: bool = False,
-        serve_batches: bool | None = None,
-    ) -> ReplayServer:
-        """Starts a server with the items in a directory that `ingest` wrote; the directory is not changed.
-
-        If `checkpoint_root` has a valid checkpoint, the server starts from that instead.
-
-        Args:
-          directory: path of the directory.
-          tables: expected configurations of its tables; None for the stored ones.
-          port: see `ReplayServer`.
-          checkpoint_root: see `ReplayServer`.
-          verify: see `ReplayServer`; applies to the directory as well.
-          force: whether to start even if the items need more memory than is free.
-          keep_previous: see `ReplayServer`.
-          isolate: see `ReplayServer`.
-          serve_batches: see `ReplayServer`.
-
-        Raises:
-          CheckpointError: If the directory is missing, damaged, not written by `ingest`, or has different tables; or
-            as for `ReplayServer`.
-          InsufficientMemoryError: If the items need more memory than is free.
-          ResourceInUseError, OSError: As for `ReplayServer`.
-        """
-        return cls(
-            tables,
-            directory=directory,
-            port=port,
-            checkpoint_root=checkpoint_root,
-            verify=verify,
-            force=force,
-            keep_previous=keep_previous,
-            isolate=isolate,
-            serve_batches=serve_batches,
-        )
 
     def _start_reverb(self) -> None:
         """Starts Reverb's server from the newest checkpoint in the root, if there is one."""

@@ -34,7 +34,7 @@ class ShardedReplayServer(AbstractContextManager["ShardedReplayServer"]):
 
     def __init__(
         self,
-        tables: Sequence[TableConfig] | None,
+        tables: Sequence[TableConfig] | None = None,
         signature: Nest | None = None,
         *,
         num_shards: int | None = None,
@@ -46,23 +46,25 @@ class ShardedReplayServer(AbstractContextManager["ShardedReplayServer"]):
         isolate: bool = False,
         serve_batches: bool | None = None,
     ):
-        """Starts the servers with empty tables, or from the last commit in `checkpoint_root` if there is one.
+        """Starts the servers from the last commit in `checkpoint_root`, else from directories, else empty.
 
         Args:
           tables: configurations of the tables of each server; `max_size` and rate limiters apply to each shard.
           signature: signature of the items, or None to accept any item.
           num_shards: number of servers; None for that of the directory.
-          directory: directory to start from; see `from_directory`.
+          directory: directory with the directories `shard_0`, `shard_1`, ..., as `rlds2reverb convert --shards` writes
+            it; None for empty tables.
           port: port of the first server, and those after it for the others; None chooses free ones.
           checkpoint_root: directory for checkpoints; None for no checkpoints.
           verify: see `ReplayServer`.
-          force: see `ReplayServer.from_directory`.
+          force: see `ReplayServer`.
           isolate: see `ReplayServer`.
           serve_batches: see `ReplayServer`.
 
         Raises:
-          CheckpointError: If no commit is intact, or the root has a different number of shards.
-          ResourceInUseError, SpecMismatchError, OSError, ValueError: As for `ReplayServer`.
+          CheckpointError: If no commit is intact, the root has a different number of shards, or the directory has no
+            shards, or one is missing or damaged.
+          InsufficientMemoryError, ResourceInUseError, SpecMismatchError, OSError, ValueError: As for `ReplayServer`.
         """
         shards = None if directory is None else find_shards(directory)
         if shards == []:
@@ -91,46 +93,6 @@ class ShardedReplayServer(AbstractContextManager["ShardedReplayServer"]):
                 )
                 self.servers.append(stack.enter_context(server))
             self._resources = stack.pop_all()
-
-    @classmethod
-    def from_directory(
-        cls,
-        directory: str | Path,
-        *,
-        tables: Sequence[TableConfig] | None = None,
-        port: int | None = None,
-        checkpoint_root: str | Path | None = None,
-        verify: bool = True,
-        force: bool = False,
-        isolate: bool = False,
-        serve_batches: bool | None = None,
-    ) -> ShardedReplayServer:
-        """Starts a server for each of the directories `shard_0`, `shard_1`, ... in a directory.
-
-        Args:
-          directory: path of the directory, as `rlds2reverb convert --shards` writes it.
-          tables: see `ReplayServer.from_directory`.
-          port: see `ShardedReplayServer`.
-          checkpoint_root: see `ShardedReplayServer`; a commit there replaces the data.
-          verify: see `ReplayServer`.
-          force: see `ReplayServer.from_directory`.
-          isolate: see `ReplayServer`.
-          serve_batches: see `ReplayServer`.
-
-        Raises:
-          CheckpointError: If there are no shards, or one is missing or damaged; or as for `ShardedReplayServer`.
-          InsufficientMemoryError, ResourceInUseError, OSError: As for `ReplayServer.from_directory`.
-        """
-        return cls(
-            tables,
-            directory=directory,
-            port=port,
-            checkpoint_root=checkpoint_root,
-            verify=verify,
-            force=force,
-            isolate=isolate,
-            serve_batches=serve_batches,
-        )
 
     @property
     def address(self) -> str:

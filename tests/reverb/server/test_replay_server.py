@@ -261,22 +261,22 @@ def test_checkpoint_root_with_pattern_characters_raises(tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
-def test_from_directory_serves_the_items_written_by_ingest(tmp_path):
+def test_server_serves_the_items_written_by_ingest(tmp_path):
     ingest(EPISODES, tmp_path / "data", TableConfig("items", Selector("uniform")))
-    with ReplayServer.from_directory(str(tmp_path / "data"), checkpoint_root=tmp_path / "root") as server:
+    with ReplayServer(directory=str(tmp_path / "data"), checkpoint_root=tmp_path / "root") as server:
         info = server.client.server_info(timeout=10)["items"]
         assert (info.current_size, info.sampler_options.uniform) == (4, True)
         ingest([episode(5, terminal=True, start=50)], server.address, "items")
         server.checkpoint()
-    with ReplayServer.from_directory(tmp_path / "data", checkpoint_root=tmp_path / "root") as server:
+    with ReplayServer(directory=tmp_path / "data", checkpoint_root=tmp_path / "root") as server:
         assert server.client.server_info(timeout=10)["items"].current_size == 8
     tables = [TableConfig("items", Selector("uniform"))]
-    with ReplayServer.from_directory(tmp_path / "data", tables=tables) as server:
+    with ReplayServer(directory=tmp_path / "data", tables=tables) as server:
         assert server.client.server_info(timeout=10)["items"].current_size == 4
     with pytest.raises(CheckpointError, match="sampler of table 'items' was uniform"):
-        ReplayServer.from_directory(tmp_path / "data", tables=[TableConfig("items")])
+        ReplayServer(directory=tmp_path / "data", tables=[TableConfig("items")])
     with pytest.raises(CheckpointError, match="nowhere is not a directory; write one with ingest"):
-        ReplayServer.from_directory(tmp_path / "nowhere")
+        ReplayServer(directory=tmp_path / "nowhere")
 
 
 # --- Data in folders of the caller

@@ -24,7 +24,7 @@ def temp_folder(tmp_path, monkeypatch):
 
 def serve(channel, temp_folder, data):
     tempfile.tempdir = str(temp_folder)
-    with ReplayServer.from_directory(data) as server:
+    with ReplayServer(directory=data) as server:
         channel.send(server.port)
         channel.recv()
 
@@ -48,7 +48,7 @@ def test_next_server_removes_only_the_folder_of_a_killed_one(tmp_path, temp_fold
         killed.kill()
         killed.join()
         assert count_links(data) == 3
-        with ReplayServer.from_directory(data):
+        with ReplayServer(directory=data):
             assert count_links(data) == 3  # The data, the running server and this server each have a link.
         assert count_links(data) == 2
         to_running.send("end")
@@ -59,7 +59,7 @@ def test_next_server_removes_only_the_folder_of_a_killed_one(tmp_path, temp_fold
 def test_server_removes_its_folder_when_it_stops(tmp_path, temp_folder):
     data = tmp_path / "data"
     ingest([episode(5, terminal=True)], data)
-    with ReplayServer.from_directory(data) as server:
+    with ReplayServer(directory=data) as server:
         assert (count_links(data), server.client.server_info(timeout=10)["replay"].current_size) == (2, 4)
     assert [list(folder.iterdir()) for folder in temp_folder.iterdir()] == [[]]
 

@@ -208,10 +208,10 @@ def test_converted_shards_are_served(tmp_path):
     ingest(SOURCE, [tmp_path / f"shard_{shard}" for shard in range(2)])
     with pytest.raises(CheckpointError, match=r"different arguments: shard was \[0, 2\], is now \[0, 3\]"):
         ingest(SOURCE, [tmp_path / f"shard_{shard}" for shard in range(3)])
-    with ShardedReplayServer.from_directory(tmp_path) as server:
+    with ShardedReplayServer(directory=tmp_path) as server:
         assert sum(count_items(server)) == NUM_ITEMS and len(count_items(server)) == 2
     with pytest.raises(CheckpointError, match="has no shard_0"):
-        ShardedReplayServer.from_directory(tmp_path / "shard_0")
+        ShardedReplayServer(directory=tmp_path / "shard_0")
 
 
 def test_ports_are_consecutive(unused_ports):

@@ -47,7 +47,7 @@ def test_missing_shards_raise_until_the_conversion_is_repeated(shards, missing):
     with pytest.raises(
         CheckpointError, match=rf"out is incomplete: {names} of its 3 shards \w+ missing; repeat the con"
     ):
-        ShardedReplayServer.from_directory(shards)
+        ShardedReplayServer(directory=shards)
     convert(shards, 3)
     assert len(find_shards(shards)) == 3
 

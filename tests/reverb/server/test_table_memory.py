@@ -48,8 +48,8 @@ def test_too_little_memory_raises_unless_forced(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "free_memory_bytes", lambda: 100_000)
     message = r"/data will need about \d+\.\d kB of memory, but only 100\.0 kB are free; use a larger machine"
     with pytest.raises(InsufficientMemoryError, match=message):
-        ReplayServer.from_directory(tmp_path / "data")
-    with ReplayServer.from_directory(tmp_path / "data", force=True) as server:
+        ReplayServer(directory=tmp_path / "data")
+    with ReplayServer(directory=tmp_path / "data", force=True) as server:
         assert server.client.server_info(timeout=10)["replay"].current_size == 99
     with ReplayServer([TableConfig()], TrajectoryWindows().item_spec(load(EPISODES).step_spec)) as server:
         with pytest.raises(InsufficientMemoryError, match="'replay' at localhost:.* will need about"):

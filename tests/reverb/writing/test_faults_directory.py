@@ -115,7 +115,7 @@ def renamed_directory(tmp_path):
 
 def test_directory_is_complete_once_it_is_renamed(renamed_directory, expected):
     assert hash_files(renamed_directory) == expected
-    with ReplayServer.from_directory(renamed_directory) as server:
+    with ReplayServer(directory=renamed_directory) as server:
         assert server.client.server_info(timeout=10)["replay"].current_size == NUM_ITEMS
     assert hash_files(renamed_directory) == expected
 
@@ -286,7 +286,7 @@ def complete_directory(tmp_path, uninterrupted_directory):
 
 def assert_server_raises(directory, match):
     with pytest.raises(CheckpointError, match=match):
-        ReplayServer.from_directory(directory)
+        ReplayServer(directory=directory)
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES, "missing"])
@@ -351,7 +351,7 @@ def test_repeated_conversion_raises_for_a_damaged_directory(complete_directory, 
 
 
 def test_serving_does_not_change_the_directory(complete_directory, expected):
-    with ReplayServer.from_directory(complete_directory) as server:
+    with ReplayServer(directory=complete_directory) as server:
         assert server.client.server_info(timeout=10)["replay"].current_size == NUM_ITEMS
     assert hash_files(complete_directory) == expected
 
