@@ -21,6 +21,7 @@ def load(name):
     return yaml.safe_load((DEPLOY / name).read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_compose_file_matches_the_schema():
     pytest.importorskip("check_jsonschema")
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]

@@ -125,6 +125,7 @@ def test_items_match_the_naive_loop():
             np.testing.assert_array_equal(getattr(item, name)[0], value)
 
 
+@pytest.mark.slow
 def test_several_tables_receive_the_same_items():
     spec = item_signature(trajectory_spec(load([episode(3, terminal=True)]).step_spec), 2)
     configs = [ONCE_FIFO, TableConfig("more", Selector("fifo"), max_times_sampled=1)]

@@ -132,6 +132,7 @@ def test_invalid_steps_raise_tf_agents_messages(data, name):
 # --- faults of TF-Agents
 
 
+@pytest.mark.slow
 def test_nested_observations_and_actions_stay_single_steps():
     all_steps = [episode(3, terminal=True, nested=True)]
     got = convert(rlds_to_reverb, rlds_dataset(all_steps))

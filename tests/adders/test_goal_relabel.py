@@ -125,6 +125,7 @@ def test_future_copies_of_episodes_end_with_their_goal():
     assert all(50 < ends.count(end) < 85 for end in (1, 2, 3))
 
 
+@pytest.mark.slow
 def test_goals_of_transitions_are_uniform_among_later_or_all_steps():
     def count(strategy):
         copies = make(strategy, num_goals=600, keep_original=False)(Episode(make_steps([0, 1, 2, 3]), 0))

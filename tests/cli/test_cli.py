@@ -491,6 +491,7 @@ def test_convert_to_a_server_writes_invalid_data_only_with_on_invalid(data, caps
     assert code == 0 and "1 invalid episode skipped" in out and "holds NaN" in out
 
 
+@pytest.mark.slow
 @pytest.mark.drill("F14")
 def test_convert_to_a_server_exits_with_75_when_no_server_answers(data, capsys):
     code, _, err = call(capsys, "convert", data / HOPPER, "--out", "localhost:1", "--timeout", 1)
@@ -590,6 +591,7 @@ def test_control_characters_in_names_are_escaped(data, capsys, tmp_path):
     assert code == 0 and out.startswith("[x][bold]a\\x1b[31m.hdf5") and "\x1b" not in out
 
 
+@pytest.mark.slow
 def test_statistics_are_saved_only_after_success(data, capsys, tmp_path):
     target = tmp_path / "s.json"
     arguments = ("--out", "localhost:1", "--timeout", 1, "--normalize-observations", "--save-statistics", target)

@@ -117,6 +117,7 @@ def test_invalid_runs_are_rejected(trained, tmp_path, capsys):
     assert call(capsys, tmp_path)[0] == 2
 
 
+@pytest.mark.slow
 def test_wrong_usage_fails_before_tensorflow_is_loaded(trained, tmp_path):
     save_json(tmp_path / "config.json", {"environment": None})
     program = (

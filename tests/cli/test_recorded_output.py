@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from properties import mark_slow_except
 
 from rlds2reverb.cli import output
 from rlds2reverb.cli.main import run
@@ -82,7 +83,7 @@ def make_documents(name, folder):
     )
 
 
-@pytest.mark.parametrize("name", [*SOURCES, "written"])
+@pytest.mark.parametrize("name", mark_slow_except({*SOURCES, "written"} - {"rlds"}, [*SOURCES, "written"]))
 def test_commands_print_what_is_recorded(name, tmp_path):
     assert make_documents(name, tmp_path) == (FOLDER / f"{name}.txt").read_text()
 

@@ -37,7 +37,7 @@ def convert(capsys, data, out, *options, num_shards=3):
     return call(capsys, "convert", data / PENDULUM, "--out", out, "--n-step", 1, *shards, *options)
 
 
-@pytest.mark.parametrize("options", [(), ("--verify",)])
+@pytest.mark.parametrize("options", [pytest.param((), marks=pytest.mark.slow), ("--verify",)])
 def test_complete_shards_are_only_verified(data, capsys, shards, options):
     before = {path: path.stat().st_mtime_ns for path in shards.rglob("*") if path.is_file()}
     code, out, err = convert(capsys, data, shards, *options)

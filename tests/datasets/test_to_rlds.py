@@ -80,12 +80,14 @@ def test_iterator_is_restored_from_another_process(tmp_path, data):
         assert_equal_nests(got, expected)
 
 
+@pytest.mark.slow
 def test_checkpoint_does_not_contain_the_dataset(tmp_path):
     all_steps = [{**EPISODES[0], "observation": np.ones((4, 10_000), np.float32)} for _ in range(200)]  # 32 MB
     save(tmp_path / "iterator", read_columns(all_steps), 100)
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 3_000_000
 
 
+@pytest.mark.slow
 def test_columns_match_the_source_including_strings_and_nests():
     strings = {"text": np.array(["a", "b\u00e9", ""]), "raw": np.array([b"x\0y", b"\xff", b""], object)}
     all_steps = [
@@ -102,6 +104,7 @@ def test_columns_match_the_source_including_strings_and_nests():
         assert_equal_nests(got, {name: nest for name, nest in expected.steps.items() if name not in strings})
 
 
+@pytest.mark.slow
 def test_episode_with_a_different_spec_raises_also_after_a_restore(tmp_path):
     other = {**EPISODES[1], "reward": EPISODES[1]["reward"].astype(np.float64)}
     all_steps = [EPISODES[0], other, EPISODES[2]]

@@ -375,6 +375,7 @@ def saved_pendulum(tmp_path_factory):
     return load_policy(folder)
 
 
+@pytest.mark.slow
 def test_pendulum_returns_are_reproducible_and_match_the_saved_policy(saved_pendulum):
     evaluator = Evaluator("Pendulum-v1", seeds=[3, 5], max_episode_steps=20)
     first, again = evaluator.evaluate(PENDULUM), evaluator.evaluate(PENDULUM)
@@ -500,6 +501,7 @@ def test_invalid_reference_returns_raise(content, message, tmp_path):
 # --- Environments that hang
 
 
+@pytest.mark.slow
 def test_each_environment_has_the_timeout_for_its_creation():
     class Slow(Counter):
         def __init__(self):

@@ -111,6 +111,7 @@ def test_failed_environments_are_truncated_and_the_others_continue(failure, fail
     assert counts == [[count] * len(others) for count in range(1, 10)]
 
 
+@pytest.mark.slow
 def test_failure_in_a_reset_starts_the_environment_again():
     with ParallelEnvironment(make_failing("kill", 3), num_workers=1) as env:
         env.reset()
@@ -274,6 +275,7 @@ def test_nothing_is_left_after_many_steps(num_steps):
     assert not list_resources(os.getpid()) - before
 
 
+@pytest.mark.slow
 def test_idle_workers_use_no_cpu():
     others = find_children(os.getpid())
     with create_environment("CartPole-v1", 2, parallel_options={"num_workers": 1}) as env:

@@ -344,6 +344,7 @@ def server():
         gc.collect()  # An iterator that outlives its server blocks until its timeout when it is deleted.
 
 
+@pytest.mark.slow
 def test_server_has_the_priorities_of_the_latest_iteration_of_each_key(server, tmp_path):
     """The agent's estimate changes, so an item's TD error is different in each iteration."""
     latest, shapes = {}, []

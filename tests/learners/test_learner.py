@@ -213,6 +213,7 @@ def test_agent_without_td_errors_is_refused_before_the_first_iteration(tmp_path)
         assert sink.calls == [] and learner.step == 0 and int(agent.train_step_counter) == 0
 
 
+@pytest.mark.slow
 def test_error_of_the_priority_sink_is_raised(tmp_path):
     class Broken:
         def __init__(self):

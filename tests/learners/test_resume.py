@@ -123,6 +123,7 @@ def test_logs_contain_reduced_numbers(tmp_path):
     assert [(step, numbers["reduced"]) for step, numbers in logged] == [(step, 1.0) for step in (5, 10, 15, 20)]
 
 
+@pytest.mark.slow
 def test_new_best_checkpoint_is_written_before_the_log(tmp_path):
     def log(step, numbers):
         if "loss" in numbers:

@@ -378,6 +378,7 @@ def test_missing_checkpoint_directories_raise(tmp_path):
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_threads_can_save_at_the_same_time(tmp_path):
     with AdvancedReplayBuffer("demo", BufferConfig(max_size=3000), checkpoint_root=tmp_path) as buffer:

@@ -45,6 +45,7 @@ def test_batch_never_exceeds_the_uses_left(make, as_dicts):
     assert len(buffer) == 0
 
 
+@pytest.mark.slow
 def test_others_keep_their_proportions_when_elements_are_used_up(make):
     buffer = make(max_use=1, alpha=1.0, seed=4, max_size=3)
     p = np.array([1, 2, 5]) / 8

@@ -345,6 +345,7 @@ def test_training_statistics_use_the_returns(case):
 SENTENCE = "the last steps of 3 episodes, first of episode 0, have a reward or an action other than zero"
 
 
+@pytest.mark.slow
 def test_boundary_values_are_reported_everywhere(tmp_path, capsys):
     source = load(make_episodes())
     summary = summarize(source)

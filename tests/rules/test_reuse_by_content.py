@@ -396,7 +396,7 @@ def test_repaired_file_is_stored_again(tmp_path):
     assert len(read_batches(path, tmp_path / "stores")) == NUM_EPISODES * (NUM_ROWS - 1)
 
 
-@pytest.mark.parametrize("kind", ["adder", "priority"])
+@pytest.mark.parametrize("kind", mark_slow_except({"priority"}, ["adder", "priority"]))
 def test_conversion_with_edited_code_is_not_continued(tmp_path, kind):
 
     def convert(factor):

@@ -39,6 +39,7 @@ def test_lock_raises_while_held_and_removes_its_file(tmp_path):
     assert not path.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.drill("F27")
 def test_lock_of_a_killed_process_is_free(tmp_path):
     path = tmp_path / "lock"

@@ -100,6 +100,7 @@ def test_last_transition_is_left_out_if_the_observation_after_it_is_unknown():
     assert any("2 of 2 episodes are truncated without a last observation" in sentence for sentence in result.warnings)
 
 
+@pytest.mark.slow
 def test_discount_of_zero_within_an_episode_ends_the_value_and_is_learned():
     """Lost lives have it: later rewards do not count, but the reward of the transition does."""
     rows = {

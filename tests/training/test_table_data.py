@@ -93,6 +93,7 @@ def test_directory_of_shards_is_served_until_the_data_are_closed(source, tmp_pat
             function(tmp_path, TD3_BC)
 
 
+@pytest.mark.slow
 def test_tables_of_servers_are_found(server):
     for location, fingerprint in (
         (server.address, server.address),

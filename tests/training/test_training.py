@@ -115,6 +115,7 @@ def test_a_run_leaves_nothing_behind_in_the_process(source, tmp_path, monkeypatc
     tf.timestamp()  # Raises if operations were still deterministic.
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_policies")
 def test_episodes_in_memory_and_generator_functions_are_sources(few, source, tmp_path):
     logs = [dict(episode.steps) for episode in few]
@@ -124,6 +125,7 @@ def test_episodes_in_memory_and_generator_functions_are_sources(few, source, tmp
     assert from_list.identity["data"] == from_function.identity["data"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_policies")
 def test_settings_of_a_different_run_are_rejected_before_the_data_are_read(source, tmp_path):
     train(source, "bc", tmp_path, steps=2, **SMALL)
@@ -224,7 +226,8 @@ def test_deterministic_runs_are_equal_bit_for_bit_if_they_are_continued(source, 
         np.testing.assert_array_equal(once, twice)
 
 
-@pytest.mark.parametrize("algo", ["iql", pytest.param("fql", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["iql", "fql"])
 def test_evaluations_do_not_change_what_is_learned(algo, data, tmp_path):
     pytest.importorskip("gymnasium")
     weights = []

@@ -119,6 +119,7 @@ def test_state_in_which_episodes_begin_and_end_is_not_a_reset():
     assert find_resets(load({**columns, "terminals": is_home, "timeouts": np.zeros(120, bool)})) == []
 
 
+@pytest.mark.slow
 def test_rlds_dataset_warns_about_resets(tmp_path):
     path = tmp_path / "pendulum" / "1.0.0"
     write_dataset(make_columns("Pendulum-v1", "next_step"), path, format="rlds")

@@ -94,6 +94,7 @@ def test_padding_after_a_terminal_row_is_left_out_across_files(tmp_path):
     assert one.is_terminal and two.is_terminal
 
 
+@pytest.mark.slow
 def test_stacks_share_their_frames_and_never_cross_an_episode():
     single, stacked = load(LOGS), load(LOGS, frame_stack=4)
     for one, other in zip(single.read(), stacked.read(), strict=True):

@@ -58,6 +58,7 @@ def write(source, folder, target):
     return load(folder / path)
 
 
+@pytest.mark.slow
 def test_metadata_are_those_that_tfds_returns(data):
     import tensorflow_datasets as tfds
 

@@ -52,6 +52,7 @@ def unpacking_threads(monkeypatch):
     return threads
 
 
+@pytest.mark.slow
 @examples(150)
 @given(st.data())
 def test_blocks_match_hdf5(tmp_path_factory, data):

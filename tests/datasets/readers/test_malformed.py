@@ -156,6 +156,7 @@ def test_hostile_names_raise_and_create_no_files(data, tmp_path, monkeypatch):
     assert [path.exists() for path in outside] == existed
 
 
+@pytest.mark.slow
 @pytest.mark.drill("F23")
 def test_malformed_files_use_little_memory_and_are_not_unpickled(data):
     """Measures, in a separate process, the peak memory over all malformed HDF5 files, including the bomb."""

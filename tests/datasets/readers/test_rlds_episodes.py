@@ -84,6 +84,7 @@ def test_subsets_of_slices_are_read_step_by_step(change):
     assert_equal(got, expected)
 
 
+@pytest.mark.slow
 def test_reading_many_datasets_warns_of_no_retracing(caplog, monkeypatch):
     monkeypatch.setattr(tf.get_logger(), "propagate", True)
     for length in range(1, 8):

@@ -285,6 +285,7 @@ def test_early_stop_counts_each_evaluation_once_also_after_a_restart():
     assert [state["num_without_gain"] for state in states] == [0, 0, 0, 0, 1, 1, 2, 2] and len(stopped) == 1
 
 
+@pytest.mark.slow
 def test_continued_run_begins_with_the_evaluation_that_a_signal_has_stopped(tmp_path):
     def stop(policy):
         signal.raise_signal(signal.SIGINT)
@@ -310,6 +311,7 @@ def test_continued_run_begins_with_the_evaluation_that_a_signal_has_stopped(tmp_
         assert not learner.is_stopped_by_signal and learner.best_return == 5.0
 
 
+@pytest.mark.slow
 def test_learner_records_when_each_number_was_logged(tmp_path):
     with Learner(tmp_path, MeanAgent(), batches(), hooks=[LogShowHook(every=4)]) as learner:
         learner.start(2)

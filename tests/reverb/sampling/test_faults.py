@@ -12,6 +12,7 @@ import pytest
 from faults import HANG_SECS, find_server, process, receive
 from numbers_served import exit_with_open_iterator, serve_in_process, serve_numbers
 from process_signals import suspend_process
+from properties import mark_slow_except
 
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.reverb.sampling import sample_dataset, streams
@@ -255,7 +256,9 @@ def test_slow_consumer_does_not_make_servers_look_stalled():
     assert streams.run([None] * 8) == []
 
 
-@pytest.mark.parametrize("code", [grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE])
+@pytest.mark.parametrize(
+    "code", mark_slow_except({grpc.StatusCode.UNAVAILABLE}, [grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE])
+)
 def test_refused_calls_are_repeated_with_pauses(monkeypatch, code):
     calls = []
 

@@ -138,6 +138,7 @@ def test_mixture_of_a_mixture_raises():
             mixed_dataset({"both": manager.dataset}, 4, weights={"both": 1.0})
 
 
+@pytest.mark.slow
 def test_episodes_are_padded_to_the_longest_of_the_batch():
     sources = [load([episode(length, terminal=True)]) for length in (3, 5)]
     signature = TrajectoryEpisodes().item_spec(sources[0].step_spec)

@@ -40,6 +40,7 @@ def count_items(server):
     return [table_infos(shard.client)["replay"].current_size for shard in server.servers]
 
 
+@pytest.mark.slow
 def test_shards_have_the_items_of_one_table():
     with ReplayServer([UNIFORM], SIGNATURE) as one, ShardedReplayServer([UNIFORM], SIGNATURE, num_shards=3) as several:
         expected, got = ingest(SOURCE, one), ingest(SOURCE, several)
@@ -67,6 +68,7 @@ def test_invalid_episode_is_found_before_any_shard_is_written():
             assert count_items(server) == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_priorities_go_to_the_server_of_the_item():
     with ShardedReplayServer([TableConfig()], SIGNATURE, num_shards=2) as server:
         ingest(SOURCE, server)

@@ -91,6 +91,7 @@ def test_unpack_supports_every_dtype(dtype):
     assert_equal_nests(unpack(tf.constant(pack_columns(tree.flatten(nest))), packing), nest)
 
 
+@pytest.mark.slow
 def test_unpack_keeps_static_shapes_in_a_dataset():
     nest = {"a": np.zeros((4, 3), np.float64), "b": np.zeros(4, np.bool_)}
     packing = Packing(make_spec(nest, leading=(4,)), squeeze=False)

@@ -180,6 +180,7 @@ def test_run_without_resuming_stores_every_item_once(tmp_path, expected):
         assert read_checkpoint(server.checkpoint()) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.drill("moved")
 def test_resuming_with_different_data_raises(tmp_path):
     other = make_episodes()

@@ -38,6 +38,7 @@ def make_source(*, black_at=slice(0), late_from=40):
     return load(data)
 
 
+@pytest.mark.slow
 def test_report_lists_findings_with_figures_of_their_first_place(tmp_path, monkeypatch):
     places = []
     monkeypatch.setattr(

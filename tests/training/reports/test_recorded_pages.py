@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from figures_shown import describe_figure
+from properties import mark_slow_except
 from written_runs import write_run
 
 from rlds2reverb import load
@@ -78,7 +79,7 @@ def describe_page(name, folder, patch):
     return "\n".join([*(line.rstrip() for line in lines if line.strip()), *figures, ""])
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", mark_slow_except({*PAGES} - {"columns"}, PAGES))
 def test_pages_equal_the_recorded_ones(name, tmp_path, monkeypatch):
     assert describe_page(name, tmp_path, monkeypatch) == (FOLDER / f"{name}.txt").read_text()
 
