@@ -169,7 +169,9 @@ class StepProgress:
         self._tasks: dict[str, TaskID] = {}
         self._steps: dict[str, int] = {}
         self._began: dict[str, float] = {}
-        self._last_line = time.monotonic()
+        self._secs_between, self._last_shown = 0.1, -float("inf")
+        if not self._console.is_terminal:
+            self._secs_between, self._last_shown = SECS_BETWEEN_LINES, time.monotonic()
 
     def __enter__(self) -> StepProgress:
         if self._console.is_terminal:
@@ -193,13 +195,15 @@ class StepProgress:
 
     def _show(self, stage: str, completed: int, total: int | None, unit: str) -> None:
         now = time.monotonic()
-        self._began.setdefault(stage, now)
-        rate = format_number(round(self._steps[stage] / max(now - self._began[stage], 1e-3))) + f" {unit}/s"
+        began = self._began.setdefault(stage, now)
+        if now - self._last_shown < self._secs_between:
+            return
+        self._last_shown = now
+        rate = format_number(round(self._steps[stage] / max(now - began, 1e-3))) + f" {unit}/s"
         if self._console.is_terminal:
             if stage not in self._tasks:
                 self._tasks[stage] = self._bars.add_task(stage, total=total, rate="")
             self._bars.update(self._tasks[stage], completed=completed, rate=rate)
-        elif now - self._last_line >= SECS_BETWEEN_LINES:
-            self._last_line = now
+        else:
             share = f", {100 * completed / total:.0f} %" if total else ""
             print(f"{stage}: {self._steps[stage]:,} {unit}{share}, {rate}", file=sys.stderr)

@@ -223,14 +223,14 @@ class SummaryParts:
     def add_batch(self, batch: EpisodeBatch) -> None:
         """Adds some episodes, valid or not."""
         self.left_out.count_left_out(batch)
+        for path, column in leaves(batch.steps):
+            count = int(np.size(column) - np.isfinite(column).sum()) if column.dtype.kind in "fc" else 0
+            self.non_finite[path_name(path, root="")] += count
+            self.num_bytes += column.nbytes
         for episode, digest in zip(batch.episodes, episode_digests(batch), strict=True):
             sizes, end = {"steps": episode.num_steps, "transitions": episode.num_transitions}, _name_end(episode)
-            self.counts.update({"episodes": 1, **sizes, end: 1})
-            self.num_bytes += episode.num_bytes
-            for path, column in leaves(episode.steps):
-                name = path_name(path, root="")
-                count = int(np.size(column) - np.isfinite(column).sum()) if column.dtype.kind in "fc" else 0
-                self.non_finite[name] += count
+            for name, count in {"episodes": 1, **sizes, end: 1}.items():
+                self.counts[name] += count
             if episode.num_steps and self._is_first(episode.index):
                 self.specs = {path_name(p, root=""): describe(s) for p, s in leaves(make_step_spec(episode.steps))}
                 self.episode_fields = {"/".join(p): _describe_value(value) for p, value in leaves(episode.metadata)}

@@ -95,7 +95,7 @@ class Episode:
         """The arrays of the steps with their paths; see `specs.leaves`."""
         return leaves(self.steps)
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         """The size of all columns."""
         return sum([column.nbytes for _, column in self.columns])

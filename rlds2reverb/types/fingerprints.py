@@ -30,11 +30,16 @@ def hash_rows(columns: Nest, num_rows: np.ndarray) -> list[Any]:
     """
     named = [(f"{path}{column.dtype.str}", np.ascontiguousarray(column)) for path, column in leaves(columns)]
     digests = []
+    headers: dict[int, list[bytes]] = {}  # Of each number of rows.
     for begin, end in itertools.pairwise([0, *np.cumsum(num_rows).tolist()]):
         digest = xxhash.xxh3_128()
-        for header, column in named:
-            part = column[begin:end] if len(num_rows) > 1 else column
-            digest.update(f"{header}{part.shape}".encode())
+        parts = [column[begin:end] if len(num_rows) > 1 else column for _, column in named]
+        if end - begin not in headers:
+            headers[end - begin] = [
+                f"{name}{part.shape}".encode() for (name, _), part in zip(named, parts, strict=True)
+            ]
+        for header, part in zip(headers[end - begin], parts, strict=True):
+            digest.update(header)
             if part.dtype.kind == "O":
                 for row in part.reshape(-1):
                     text = row if isinstance(row, bytes) else str(row).encode()
