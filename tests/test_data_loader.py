@@ -152,7 +152,8 @@ def test_datasets_are_stored_once_and_stores_are_read_in_place(tmp_path):
     (path,) = tmp_path.iterdir()
     written = [file.stat().st_mtime_ns for file in path.glob("*.json")]
     assert_equal_nests(list(batches(SOURCE, 4, epochs=1, store_dir=tmp_path)), expected)
-    assert_equal_nests(list(batches(path, 4, epochs=1)), expected)
+    for options in ({}, {"store_dir": tmp_path / "others"}):
+        assert_equal_nests(list(batches(path, 4, epochs=1, **options)), expected)
     assert [*tmp_path.iterdir()] == [path]
     assert [file.stat().st_mtime_ns for file in path.glob("*.json")] == written
 

@@ -90,6 +90,7 @@ def test_each_environment_has_its_own_panel():
     runs[2].config["identity"]["environment"] = "Pendulum-v1"
     panels = draw_curves(learning_curves(runs)).axes
     assert [axes.get_title() for axes in panels] == ["Hopper-v5", "Pendulum-v1"]
+    assert draw_curves(learning_curves(runs), title="returns").get_suptitle() == "returns"
     assert [len(axes.get_legend().get_texts()) for axes in panels] == [3, 2]
 
 
@@ -135,6 +136,8 @@ def test_figure_shows_curves_behaviour_data_waits_and_priorities(tmp_path, drawn
     assert waits.get_lines()[0].get_ydata().tolist() == [25, 50]
     assert [text.get_text() for text in priorities.get_legend().get_texts()] == ["step 10", "step 20"]
     assert priorities.patches[0].get_data().values[[40, 41]].tolist() == [25, 75]
+    edges = np.log(priorities.patches[0].get_data().edges)
+    np.testing.assert_allclose(np.diff(edges), edges[1] - edges[0])  # All bars are equally wide.
     (tmp_path / "curve.tmp").write_text("a user's file")
     save_figure(figure, tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

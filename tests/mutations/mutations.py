@@ -38,9 +38,9 @@ _LIBRARIES = ["tensorflow_datasets", "rlds", "tf_agents.replay_buffers.reverb_ut
 #: Maximum seconds of the tests of a fault.
 _TIMEOUT_SECS = 300
 #: Maximum number of tests, and of their seconds, for a random fault.
-_MAX_TESTS, _MAX_SECS = 60, 60.0
-#: Tests of sources that run in programs, where calls are not recorded.
-_PROGRAMS = {
+_MAX_TESTS, _MAX_SECS = 150, 60.0
+#: Tests of sources that run in programs, or of declarations that run on import, where calls are not recorded.
+_UNRECORDED = {
     "cli/": ["tests/cli/test_cli.py"],
     "envs/_env_worker.py": ["tests/envs/test_parallel_environment.py", "tests/envs/test_faults.py"],
     "rlds2reverb/reverb/process/writer.py": [
@@ -49,6 +49,7 @@ _PROGRAMS = {
     ],
     "rlds2reverb/reverb/process/": [f"tests/reverb/server/test_{name}.py" for name in ("process", "replay_server")],
     "training/cluster/": ["tests/training/cluster"],
+    "training/config.py": ["tests/rules/test_run_identity.py", "tests/rules/test_options_are_applied.py"],
     "training/placement.py": ["tests/training/test_experiments.py"],
 }
 
@@ -111,26 +112,28 @@ def _select_tests(mutation: Mutation, executed: ExecutedLines) -> list[str]:
     """Returns tests that execute the expression, or else the function around it; and files of tests of its module.
 
     The latter are those of which no test is selected: their tests may run the module in programs. The tests of the
-    module's own file come first, then one case of each test before further cases, the fastest first.
+    module's own file come first, then those of its folder; of each, one case of each test before further cases, the
+    fastest first.
     """
     own, found = f"test_{Path(mutation.file).name}", set[str]()
+    folder = f"tests/{mutation.file.removeprefix('rlds2reverb/').rpartition('/')[0]}/"
     for first, last in mutation.places:
         found = found or executed.find_tests(mutation.file, range(first, last + 1))
     cases, ranked, secs = Counter[str](), [], 0.0
     for duration, test in sorted((executed.seconds[test], test) for test in found):
         file, _, function = test.partition("::")
         case = f"{file}::{function.partition('[')[0]}"
-        ranked.append((Path(file).name != own, cases[case], duration, test))
+        rank = 0 if Path(file).name == own else 1 if file.startswith(folder) else 2
+        ranked.append((rank, cases[case], duration, test))
         cases[case] += 1
     tests: list[str] = []
     for *_, duration, test in sorted(ranked):
         if len(tests) < _MAX_TESTS and (not tests or secs + duration < _MAX_SECS):
             tests.append(test)
             secs += duration
-    programs = (files for place, files in _PROGRAMS.items() if mutation.file.startswith(place))
     files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob(own))
-    files = [file for file in files if not any(test.startswith(f"{file}::") for test in tests)]
-    return [*tests, *files] or next(programs, [])
+    files += next((others for place, others in _UNRECORDED.items() if mutation.file.startswith(place)), [])
+    return [*tests, *(file for file in files if not any(test.startswith(f"{file}::") for test in tests))]
 
 
 def find_noticing_test(fault: Fault) -> str | None:

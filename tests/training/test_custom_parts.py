@@ -389,7 +389,7 @@ def test_runs_on_images_are_bit_identical_if_they_are_continued(networks, data, 
     assert action.shape == (1,) and np.isfinite(action).all()
 
 
-@pytest.mark.parametrize("base", ["iql", "gciql", "decision_transformer", "dqn"])
+@pytest.mark.parametrize("base", ["iql", "gciql", "decision_transformer", "dqn", "bc"])
 def test_subclass_needs_the_data_of_its_base_class(base):
     mine, theirs = get_algorithm(type("Mine", (get_agent_class(base),), {})), get_algorithm(base)
     for name in ("items", "actions", "batch_size", "has_td_errors", "normalizes_observations", "step_info"):

@@ -415,6 +415,7 @@ def test_convert_and_inspect_print_the_fields_before_and_after(data, tmp_path, c
         ({"resize": {"action": [2, 2]}}, "must be an image with height, width and channels"),
         ({"resize": {"observation.image": [2]}}, r"must have \[height, width\] in pixels, got \[2\]"),
         ({"crop": {"observation.image": [9, 2]}}, "must be inside"),
+        ({"crop": {"observation.image": [0, 3, 2, 9]}}, "must be inside"),
         ({"select": {"succes": True}}, "select must have conditions of episodes, success, .*, got 'succes'"),
         ({"select": {"success": 1}}, "'success' must be true or false"),
         ({"select": {"episodes": [3]}}, r"must have the episodes \[3\], but has 1"),

@@ -16,6 +16,12 @@ def test_permute_returns_each_item_once_and_any_part_alone(num_items, seed, epoc
     np.testing.assert_array_equal(permute(part, num_items, seed=seed, epoch=epoch), order[part])
 
 
+def test_permute_orders_stay_the_same_in_later_versions():
+    """Runs and loaders continue by the number of a step alone."""
+    assert permute(np.arange(10), 10, seed=1, epoch=2).tolist() == [9, 7, 6, 5, 8, 0, 2, 1, 3, 4]
+    assert permute(np.arange(4), 10**6, seed=0, epoch=0).tolist() == [710897, 926570, 893596, 110047]
+
+
 def test_permute_orders_differ_between_epochs_and_seeds():
     orders = {tuple(permute(np.arange(40), 40, seed=seed, epoch=epoch)) for seed in range(5) for epoch in range(5)}
     assert len(orders) == 25

@@ -58,6 +58,6 @@ def test_value_that_gin_binds_out_of_range_raises_without_gin_s_context(construc
 
 
 def test_errors_of_constructors_do_not_mention_gin():
-    with pytest.raises(ValueError, match="action spec must be a BoundedTensorSpec") as caught:
+    with pytest.raises(ValueError, match="^the action spec must be a BoundedTensorSpec") as caught:
         make_agent("iql", TIME_STEP_SPEC, TIME_STEP_SPEC.observation)
     assert "configurable" not in str(caught.value)

@@ -54,9 +54,9 @@ def test_bounded_actions_convert_to_the_unit_interval_and_back():
 
 
 def test_unsupported_continuous_action_specs_raise():
-    infinite = bounded_spec(-np.inf, np.inf)
-    with pytest.raises(ValueError, match=r"action spec must have finite bounds, got .* use a BoundedTensorSpec"):
-        BoundedActions(infinite)
+    for bounds in ((-np.inf, np.inf), (0.0, np.inf), (-np.inf, 0.0)):
+        with pytest.raises(ValueError, match=r"action spec must have finite bounds, got .* use a BoundedTensorSpec"):
+            BoundedActions(bounded_spec(*bounds))
     with pytest.raises(ValueError, match=r"action spec must be a BoundedTensorSpec .*, got TensorSpec"):
         BoundedActions(tf.TensorSpec([2], tf.float32))
     discrete = (
