@@ -155,7 +155,8 @@ def find_noticing_test(fault: Fault) -> str | None:
     if code == 0:
         return None
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
-    if failed is None and code in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
+    is_imported = "while loading conftest" not in output
+    if failed is None and is_imported and code in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
         raise RuntimeError(f"{fault.tests} cannot run:\n{output[-2000:]}")
     return failed[1] if failed else "(timeout)" if code is None else "(the tests cannot start)"
 
