@@ -1,4 +1,4 @@
-"""Writing of D4RL HDF5 files, in gzip chunks that libdeflate compresses.
+"""Writing of D4RL HDF5 files, compressed with LZF, h5py's own filter.
 
 The format is that of `d4rl.py`. `next_observations` is written, so that each episode keeps its own final observation,
 unless that of any episode is unknown. The last row of an episode is then its last action, in all episodes.
@@ -12,27 +12,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import deflate
 import h5py
 import numpy as np
 
 from rlds2reverb.errors import SourceError
 from rlds2reverb.types import fields
 from rlds2reverb.types.episode_batches import EpisodeBatch
-from rlds2reverb.types.specs import ArraySpec, Nest, concatenate, leaves, path_name
+from rlds2reverb.types.specs import ArraySpec, Nest, leaves, path_name
 
 from ..readers import d4rl
-from ..readers.hdf5 import EXPANSION_FREE_BYTES, MAX_EXPANSION
 from ..source import Source
 from .hdf5_output import create_hdf5
 from .written_episodes import WrittenEpisodes, require_log_fields, require_numbers, select_extras
 
 _CHUNK_BYTES = 256 << 10
 _MAX_CHUNK_ROWS = 1 << 16
-#: Compression level of libdeflate: the size of zlib's level 4 in a third of the time.
-_LEVEL = 3
-#: The share of the reader's maximum expansion at which chunks are stored uncompressed.
-_MARGIN = 0.5
 
 
 def _require_d4rl_spec(step_spec: Mapping[str, Nest]) -> None:
@@ -65,17 +59,12 @@ def write_d4rl(path: Path, batches: WrittenEpisodes, step_spec: Nest, source: So
     with create_hdf5(path) as (file, raise_error):
         for name, value in source.full_metadata.items():
             file[f"metadata/{name.replace('/', '_')}"] = _as_scalar(value)
-        columns: dict[str, _ColumnWriter] = {}
         for batch in batches:
             for name, rows in _make_rows(batch, batches.has_final_steps).items():
-                if name not in columns:
-                    columns[name] = _ColumnWriter(file, name, rows)
-                columns[name].append(rows)
+                _append_rows(file, name, rows)
             raise_error()
         if batch.episodes[-1].unterminated:
-            columns[d4rl.TIMEOUTS].replace_last(False)
-        for column in columns.values():
-            column.finish()
+            file[d4rl.TIMEOUTS][-1] = False
 
 
 def _make_rows(batch: EpisodeBatch, has_final_steps: bool) -> dict[str, np.ndarray]:
@@ -97,60 +86,19 @@ def _make_rows(batch: EpisodeBatch, has_final_steps: bool) -> dict[str, np.ndarr
     return rows | {"/".join(("infos", *path)): column[starts] for path, column in leaves(select_extras(steps))}
 
 
-class _ColumnWriter:
-    """A writer of one growing dataset of an HDF5 file, in chunks."""
-
-    def __init__(self, file: h5py.File, name: str, rows: np.ndarray):
+def _append_rows(file: h5py.File, name: str, rows: np.ndarray) -> None:
+    """Appends rows to a dataset of the file, which the first ones create."""
+    if name not in file:
         row_shape = rows.shape[1:]
-        row_bytes = max(rows.dtype.itemsize * math.prod(row_shape), 1)
-        self._chunk_rows = int(np.clip(_CHUNK_BYTES // row_bytes, 1, _MAX_CHUNK_ROWS))
-        is_empty = not math.prod(row_shape)  # HDF5 cannot divide rows without elements into chunks.
-        chunks = (self._chunk_rows, *(max(size, 1) for size in row_shape))
-        layout = {"maxshape": (None, *row_shape), "chunks": chunks, "compression": None if is_empty else "gzip"}
-        self._dataset = file.create_dataset(name, (0, *row_shape), rows.dtype, **layout)
-        self._is_empty = is_empty
-        self._pending: list[np.ndarray] = []
-        self._num_raw_bytes = self._num_stored_bytes = 0
-
-    def append(self, rows: np.ndarray) -> None:
-        """Adds rows, and writes the chunks that are complete."""
-        self._pending.append(rows)
-        if sum(map(len, self._pending)) <= self._chunk_rows:
-            return
-        pending = concatenate(self._pending)
-        num_full = (len(pending) - 1) // self._chunk_rows * self._chunk_rows  # At least one row remains.
-        for start in range(0, num_full, self._chunk_rows):
-            self._write_chunk(pending[start : start + self._chunk_rows])
-        self._pending = [pending[num_full:].copy()]
-
-    def replace_last(self, value: bool) -> None:
-        """Changes the last row, which is never in a chunk before `finish`."""
-        self._pending = [concatenate(self._pending).copy()]
-        self._pending[0][-1] = value
-
-    def finish(self) -> None:
-        """Writes the remaining rows."""
-        self._write_chunk(concatenate(self._pending))
-
-    def _write_chunk(self, rows: np.ndarray) -> None:
-        start = len(self._dataset)
-        self._dataset.resize(start + len(rows), axis=0)
-        if self._is_empty:
-            return
-        missing = self._chunk_rows - len(rows)
-        if missing:  # Chunks have one size, also those that extend past the last row.
-            rows = np.concatenate([rows, np.zeros((missing, *rows.shape[1:]), rows.dtype)])
-        raw = np.ascontiguousarray(rows).data.cast("B")
-        stored, skipped_filters = bytes(deflate.zlib_compress(raw, _LEVEL)), 0
-        self._num_raw_bytes += len(raw)
-        looks_like_bomb = self._num_raw_bytes > _MARGIN * max(
-            EXPANSION_FREE_BYTES, MAX_EXPANSION * (self._num_stored_bytes + len(stored))
-        )
-        if looks_like_bomb:
-            stored, skipped_filters = bytes(raw), 1
-        self._num_stored_bytes += len(stored)
-        corner = (start, *(0 for _ in rows.shape[1:]))
-        self._dataset.id.write_direct_chunk(corner, stored, skipped_filters)
+        num_rows = int(np.clip(_CHUNK_BYTES // max(rows.dtype.itemsize * math.prod(row_shape), 1), 1, _MAX_CHUNK_ROWS))
+        layout: dict[str, Any] = {"maxshape": (None, *row_shape), "chunks": (num_rows, *(max(n, 1) for n in row_shape))}
+        if math.prod(row_shape):  # HDF5 cannot compress rows without elements.
+            layout["compression"] = "lzf"
+        file.create_dataset(name, (0, *row_shape), rows.dtype, **layout)
+    column = file[name]
+    start = len(column)
+    column.resize(start + len(rows), axis=0)
+    column[start:] = rows
 
 
 def _as_scalar(value: Any) -> Any:
