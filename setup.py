@@ -136,6 +136,7 @@ setup(
         "": ["*.pyi"],
         "rlds2reverb.reverb.process": ["requirements.txt"],
         "rlds2reverb.datasets.readers": ["d4rl_files.txt"],
+        "rlds2reverb.learners": ["algorithms.ini"],
         "rlds2reverb.training": ["presets.ini"],
         "rlds2reverb.training.reports": ["assets/*"],
     },

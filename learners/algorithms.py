@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +11,13 @@ from typing import Any, Literal, get_args
 
 from rlds2reverb.errors import ArgumentError
 from rlds2reverb.system.code_fingerprints import describe_reference
+from rlds2reverb.system.ini_files import read_sections
 from rlds2reverb.system.references import is_reference, resolve_reference
 from rlds2reverb.system.text import suggest
 from rlds2reverb.types.arguments import require_count, require_one_of
+
+#: The attributes of `Algorithm` that are not texts.
+_NO_TEXTS = ("batch_size", "has_td_errors", "normalizes_observations", "step_info", "defaults")
 
 #: Kinds of items; see `Algorithm`.
 Items = Literal["transitions", "trajectories", "windows", "goals"]
@@ -92,217 +97,17 @@ class Algorithm:
         return self.factory is not None or self.has_td_errors is not False or "return_to_go" in self.step_info
 
 
-#: The common settings of agents for Atari; the batch size is that of Mnih et al. (2015), extended data table 1, and the
-#: authors of the others use it too.
-_ATARI: dict[str, Any] = {"actions": "discrete", "batch_size": 32}
-#: What SAC-N and EDAC have in common: algorithms/offline/sac_n.py of github.com/tinkoff-ai/CORL.
-_ENSEMBLE: dict[str, Any] = {
-    "hidden_sizes": (256, 256, 256),
-    "num_critics": 10,
-    "actor_first": True,
-    "log_std_bounds": (-5.0, 2.0),
-}
-#: What agents with goals have in common; the batch size is that of OGBench (Park et al. 2025, arXiv:2410.20092). They
-#: do not learn from the rewards of a dataset.
-_GOALS: dict[str, Any] = {"items": "goals", "batch_size": 1024, "has_td_errors": False, "normalizes_observations": True}
+def _read_algorithms() -> dict[str, Algorithm]:
+    """Returns the algorithms of `algorithms.ini`, whose texts are written without quotes."""
+    algorithms = {}
+    for name, section in read_sections(__package__, "algorithms.ini").items():
+        values = {key: ast.literal_eval(text) if key in _NO_TEXTS else text for key, text in section.items()}
+        algorithms[name] = Algorithm(**values, name=name)
+    return algorithms
+
 
 #: All algorithms by name.
-ALGORITHMS: dict[str, Algorithm] = {
-    name: replace(algorithm, name=name)
-    for name, algorithm in {
-        "awac": Algorithm(
-            "awac:AWACAgent",
-            "advantage-weighted actor-critic",
-            "Nair, Gupta, Dalal & Levine 2020, arXiv:2006.09359",
-            data="mixed quality, then online",
-            batch_size=1024,  # Appendix of the paper.
-        ),
-        "bc": Algorithm(
-            "bc:BCAgent",
-            "behavioural cloning",
-            "Fujimoto & Gu 2021 (baseline), arXiv:2106.06860",
-            data="expert demonstrations, also without rewards",
-            has_td_errors=False,
-            normalizes_observations=True,
-        ),
-        "cal_ql": Algorithm(
-            "cal_ql:CalQLAgent",
-            "calibrated Q-learning",
-            "Nakamoto et al. 2023, arXiv:2303.05479",
-            data="mixed quality, then online",
-            step_info=("return_to_go",),
-        ),
-        "cql": Algorithm(
-            "cql:CQLAgent",
-            "conservative Q-learning",
-            "Kumar, Zhou, Tucker & Levine 2020, arXiv:2006.04779",
-            data="mixed quality, incomplete coverage",
-        ),
-        "crl": Algorithm(
-            "crl:CRLAgent",
-            "contrastive reinforcement learning",
-            "Eysenbach et al. 2022, arXiv:2206.07568",
-            data="goals, of any behaviour that moves about",
-            **_GOALS,
-        ),
-        "decision_transformer": Algorithm(
-            "decision_transformer:DecisionTransformerAgent",
-            "transformer of actions, conditioned on returns to go",
-            "Chen et al. 2021, arXiv:2106.01345",
-            data="mixed quality, with a return to ask for",
-            items="windows",
-            batch_size=64,  # Appendix A of the paper, table of the hyperparameters for OpenAI Gym.
-            has_td_errors=False,
-            normalizes_observations=True,  # The authors' code, gym/experiment.py.
-            step_info=("return_to_go", "time_step"),
-        ),
-        "discrete_bc": Algorithm(
-            "discrete_bc:DiscreteBCAgent",
-            "behavioural cloning of discrete actions",
-            "Pomerleau 1991, doi:10.1162/neco.1991.3.1.88",
-            "discrete",
-            data="expert demonstrations, also without rewards",
-            has_td_errors=False,
-            normalizes_observations=True,
-        ),
-        "discrete_bcq": Algorithm(
-            "discrete_bcq:DiscreteBCQAgent",
-            "batch-constrained Q-learning",
-            "Fujimoto et al. 2019, arXiv:1910.01708",
-            data="few behaviours, incomplete coverage",
-            **_ATARI,
-        ),
-        "discrete_cql": Algorithm(
-            "dqn:DQNAgent",
-            "conservative Q-learning on DQN",
-            "Kumar, Zhou, Tucker & Levine 2020, arXiv:2006.04779",
-            data="mixed quality, incomplete coverage",
-            # Adam's settings are those of the authors' batch_rl/multi_head/quantile_agent.py; the weight is the one in
-            # their README for 10 % of the data.
-            defaults={"conservative_weight": 1.0, "learning_rate": 5e-5, "adam_epsilon": 3.125e-4},
-            **_ATARI,
-        ),
-        "discrete_iql": Algorithm(
-            "discrete_iql:DiscreteIQLAgent",
-            "implicit Q-learning with discrete actions",
-            "Kostrikov, Nair & Levine 2021, arXiv:2110.06169",
-            "discrete",
-            data="mixed quality, sparse rewards",
-        ),
-        "double_dqn": Algorithm(
-            "dqn:DQNAgent",
-            "double deep Q-learning",
-            "van Hasselt, Guez & Silver 2016, arXiv:1509.06461",
-            data="online, or broad coverage of actions",
-            defaults={"double": True},
-            **_ATARI,
-        ),
-        "dqn": Algorithm(
-            "dqn:DQNAgent",
-            "deep Q-learning",
-            "Mnih et al. 2015, doi:10.1038/nature14236",
-            data="online, or broad coverage of actions",
-            **_ATARI,
-        ),
-        "edac": Algorithm(
-            "sac:SACAgent",
-            "ensemble-diversified actor-critic",
-            "An, Moon, Kim & Song 2021, arXiv:2110.01548",
-            data="mixed quality, dense rewards",
-            defaults={**_ENSEMBLE, "diversity_weight": 1.0},
-        ),
-        "fql": Algorithm(
-            "fql:FQLAgent",
-            "flow Q-learning",
-            "Park, Li & Levine 2025, arXiv:2502.02538",
-            data="several ways to act: play, demonstrations",
-            normalizes_observations=True,
-        ),
-        "gcbc": Algorithm(
-            "gcbc:GCBCAgent",
-            "goal-conditioned behavioural cloning",
-            "Lynch et al. 2019, arXiv:1903.01973",
-            data="goals that the data reach on short ways",
-            **_GOALS,
-        ),
-        "gciql": Algorithm(
-            "gciql:GCIQLAgent",
-            "goal-conditioned implicit Q-learning",
-            "Kostrikov, Nair & Levine 2021, arXiv:2110.06169",
-            data="goals, on ways joined from several episodes",
-            **_GOALS,
-        ),
-        "gcivl": Algorithm(
-            "gcivl:GCIVLAgent",
-            "goal-conditioned implicit V-learning",
-            "Park et al. 2025, arXiv:2410.20092",
-            data="goals, as gciql, in a predictable environment",
-            **_GOALS,
-        ),
-        "hiql": Algorithm(
-            "hiql:HIQLAgent",
-            "hierarchical implicit Q-learning",
-            "Park et al. 2023, arXiv:2307.11949",
-            data="distant goals",
-            **_GOALS,
-        ),
-        "iql": Algorithm(
-            "iql:IQLAgent",
-            "implicit Q-learning",
-            "Kostrikov, Nair & Levine 2021, arXiv:2110.06169",
-            data="mixed quality, sparse rewards; a first choice",
-        ),
-        "rebrac": Algorithm(
-            "rebrac:ReBRACAgent",
-            "TD3+BC with penalties in actor and critics",
-            "Tarasov et al. 2023, arXiv:2305.09836",
-            data="narrow or mixed, with a penalty for each task",
-            items="trajectories",
-            batch_size=1024,  # Appendix of the paper, on hyperparameters.
-        ),
-        "sac": Algorithm(
-            "sac:SACAgent",
-            "soft actor-critic",
-            "Haarnoja et al. 2018b, arXiv:1812.05905",
-            data="online",
-        ),
-        "sac_n": Algorithm(
-            "sac:SACAgent",
-            "soft actor-critic with N critics",
-            "An, Moon, Kim & Song 2021, arXiv:2110.01548",
-            data="mixed quality, dense rewards; many critics",
-            defaults=_ENSEMBLE,
-        ),
-        "spot": Algorithm(
-            "spot:SPOTAgent",
-            "supported policy optimization",
-            "Wu et al. 2022, arXiv:2202.06239",
-            data="mixed quality, with a weight for each task",
-            normalizes_observations=True,  # The authors' code, main.py.
-        ),
-        "td3": Algorithm(
-            "td3_bc:TD3BCAgent",
-            "twin delayed DDPG",
-            "Fujimoto, van Hoof & Meger 2018, arXiv:1802.09477",
-            data="online",
-            defaults={"alpha": None},
-        ),
-        "td3_bc": Algorithm(
-            "td3_bc:TD3BCAgent",
-            "TD3 with behavioural cloning",
-            "Fujimoto & Gu 2021, arXiv:2106.06860",
-            data="narrow, of good quality; fast",
-            normalizes_observations=True,  # Section 5 of the paper.
-        ),
-        "xql": Algorithm(
-            "xql:XQLAgent",
-            "extreme Q-learning",
-            "Garg, Hejna, Geist & Ermon 2023, arXiv:2301.02328",
-            data="mixed quality, sparse rewards, as iql",
-        ),
-    }.items()
-}
-
+ALGORITHMS = _read_algorithms()
 
 #: The user's own algorithms by name.
 CUSTOM_ALGORITHMS: dict[str, Algorithm] = {}

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from configparser import ConfigParser
-from pathlib import Path
-from typing import Any
-
+from rlds2reverb.system.ini_files import read_sections
 from rlds2reverb.system.text import advise
 
 
 def preset_names() -> list[str]:
     """Returns the names of all presets."""
-    return sorted(_read_presets().sections())
+    return sorted(read_sections(__package__, "presets.ini"))
 
 
 def get_preset(name: str) -> tuple[str, str]:
@@ -20,14 +17,7 @@ def get_preset(name: str) -> tuple[str, str]:
     Raises:
       ValueError: If there is no such preset.
     """
-    presets = _read_presets()
-    if name not in presets.sections():
-        raise ValueError(f"unknown preset {name!r}{advise(name, presets.sections())}")
+    presets = read_sections(__package__, "presets.ini")
+    if name not in presets:
+        raise ValueError(f"unknown preset {name!r}{advise(name, presets)}")
     return f"preset {name}", "\n".join(f"{option} = {value}" for option, value in presets[name].items())
-
-
-def _read_presets() -> ConfigParser:
-    parser: Any = ConfigParser(delimiters="=", interpolation=None)  # Type checkers reject the next line.
-    parser.optionxform = str  # Names of agents contain capital letters.
-    parser.read_string(Path(__file__).with_suffix(".ini").read_text(encoding="utf-8"))
-    return parser

@@ -6,18 +6,17 @@
 from __future__ import annotations
 
 import abc
-import configparser
 import difflib
 import functools
 import inspect
 import traceback
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import resources
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import lazy_loader
 
+from .ini_files import read_sections
 from .text import advise
 
 #: Names that are at least this similar are the same word with a typing error.
@@ -30,12 +29,9 @@ _SAME = "same"
 
 @functools.cache
 def _read_sections() -> dict[str, dict[str, str]]:
-    parser = configparser.ConfigParser(delimiters="=", interpolation=None)
-    parser.optionxform = str  # type: ignore[assignment,method-assign]
-    parser.read_string((resources.files(__package__) / "replacements.ini").read_text(encoding="utf-8"))
     return {
-        section: {name.strip(): text for names, text in parser[section].items() for name in names.split(",")}
-        for section in parser.sections()
+        section: {name.strip(): text for names, text in texts.items() for name in names.split(",")}
+        for section, texts in read_sections(__package__, "replacements.ini").items()
     }
 
 
