@@ -4,7 +4,6 @@ from .buffer import (
     NaiveReplayBuffer as NaiveReplayBuffer,
     ReplayBuffer as ReplayBuffer,
     SequenceReplayBuffer as SequenceReplayBuffer,
-    make_buffer as make_buffer,
 )
 from .configs import BufferConfig as BufferConfig
 from .contents import RateLimitedError as RateLimitedError

@@ -269,6 +269,30 @@ class ReplayBuffer(Closing, Replacing):
                 numbers.append(self.extend_columns(transitions, priorities=priority, collect_iters=collect_iter))
         return int(np.count_nonzero(np.concatenate(numbers) >= 0))
 
+    def append_episode(self, episode: Mapping[str, Any], *, period: int = 1) -> list[str]:
+        """Adds the sequences of an episode that begin at steps 0, period, 2·period, ... and end within it.
+
+        Steps that sequences share are stored once. An episode shorter than `length` has no sequences. (R2D2 stores
+        overlapping sequences: Kapturowski et al. 2019, "Recurrent experience replay in distributed reinforcement
+        learning", section 2.3.)
+
+        Args:
+          episode: dict of columns `[T, ...]`, with the optional keys `priority` and `collect_iter` for all sequences.
+          period: number of steps between the beginnings of sequences.
+
+        Returns:
+          Their `replay_unique_id`s, in order.
+
+        Raises:
+          ValueError: If the period is below 1, or the buffer is not of the kind 'sequence'.
+          SpecMismatchError: If columns have different lengths; see also `extend`.
+        """
+        require_count("period", period)
+        if self.config.kind != "sequence":
+            raise ValueError(f"append_episode requires a buffer of kind 'sequence', got {self.config.kind!r}")
+        numbers = self._add_sequences(episode, period, episode.get(PRIORITY), episode.get(COLLECT_ITER))
+        return [f"{self.name}_{number}" for number in numbers.tolist()]
+
     def _add_sequences(self, steps: Mapping[str, Any], period: int, priority: Any, collect_iter: Any) -> np.ndarray:
         """Adds the sequences of an episode that begin at steps 0, period, 2 * period, ... and end within it."""
         length, arrays = self.config.length or 1, to_arrays(get_fields(steps))
@@ -568,41 +592,3 @@ class SequenceReplayBuffer(ReplayBuffer):
     """
 
     kind: ClassVar[str | None] = "sequence"
-
-    def append_episode(self, episode: Mapping[str, Any], *, period: int = 1) -> list[str]:
-        """Adds the sequences of an episode that begin at steps 0, period, 2·period, ... and end within it.
-
-        Steps that sequences share are stored once. An episode shorter than `length` has no sequences. (R2D2 stores
-        overlapping sequences: Kapturowski et al. 2019, "Recurrent experience replay in distributed reinforcement
-        learning", section 2.3.)
-
-        Args:
-          episode: dict of columns `[T, ...]`, with the optional keys `priority` and `collect_iter` for all sequences.
-          period: number of steps between the beginnings of sequences.
-
-        Returns:
-          Their `replay_unique_id`s, in order.
-
-        Raises:
-          ValueError: If the period is below 1.
-          SpecMismatchError: If columns have different lengths; see also `extend`.
-        """
-        require_count("period", period)
-        numbers = self._add_sequences(episode, period, episode.get(PRIORITY), episode.get(COLLECT_ITER))
-        return [f"{self.name}_{number}" for number in numbers.tolist()]
-
-
-def make_buffer(
-    name: str,
-    config: BufferConfig | Mapping[str, Any],
-    *,
-    spec: Nest | None = None,
-    mmap_dir: str | Path | None = None,
-    checkpoint_root: str | Path | None = None,
-    seed: int | None = None,
-) -> ReplayBuffer:
-    """Creates a buffer of the class for `config.kind`; arguments are those of `ReplayBuffer`."""
-    config = BufferConfig.read(config)
-    classes = (NaiveReplayBuffer, AdvancedReplayBuffer, EpisodeReplayBuffer, SequenceReplayBuffer)
-    buffer_class = {own.kind: own for own in classes}[config.kind]
-    return buffer_class(name, config, spec=spec, mmap_dir=mmap_dir, checkpoint_root=checkpoint_root, seed=seed)

@@ -18,7 +18,7 @@ from rlds2reverb.types.sample_info import PRIORITY, UNIQUE_ID, SampleInfo
 from rlds2reverb.types.specs import ArraySpec, make_step_spec, map_structure
 
 from . import push_validation
-from .buffer import ReplayBuffer, make_buffer
+from .buffer import ReplayBuffer
 from .buffer_checkpoints import CheckpointFolder, read_saved
 from .configs import BufferConfig
 from .item_spec import ItemSpec
@@ -81,7 +81,7 @@ class BufferManager(Closing, Replacing):
             for (name, config), buffer_seed in zip(configs.items(), seeds, strict=True):
                 root = self._root / name if self._root else None
                 data = None if mmap_dir is None else Path(mmap_dir) / name
-                buffer = make_buffer(name, config, mmap_dir=data, checkpoint_root=root, seed=buffer_seed)
+                buffer = ReplayBuffer(name, config, mmap_dir=data, checkpoint_root=root, seed=buffer_seed)
                 buffer.lock, buffer.monitor = self.lock, self.monitors[name]
                 self._buffers[name] = buffer
         except BaseException:

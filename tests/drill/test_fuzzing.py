@@ -26,7 +26,7 @@ from rlds2reverb.learners.checkpoints import Checkpoints, open_checkpoint
 from rlds2reverb.learners.csv_log import STEP
 from rlds2reverb.learners.curves import learning_curves
 from rlds2reverb.learners.run_directory import RunDirectory
-from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, BufferManager, make_buffer
+from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, BufferManager, ReplayBuffer
 from rlds2reverb.reverb.writing.journal import Journal, SavedState
 from rlds2reverb.reverb.writing.transfer import TransferState
 from rlds2reverb.system.sealed_files import save_json
@@ -228,12 +228,12 @@ def write_buffer(data, folder):
 
 def write_episode_buffer(data, folder):
     config = BufferConfig("episode", max_size=4, window=2, sample_min_limit_ratio=0)
-    with make_buffer("demo", config, checkpoint_root=folder / "buffer", seed=0) as buffer:
+    with ReplayBuffer("demo", config, checkpoint_root=folder / "buffer", seed=0) as buffer:
         buffer.extend([{"obs": np.arange(length, dtype=np.float32)} for length in (2, 3, 4, 2, 3)])
         buffer.checkpoint()
 
     def read(path):
-        with make_buffer("demo", config, checkpoint_root=path / "buffer", seed=0) as buffer:
+        with ReplayBuffer("demo", config, checkpoint_root=path / "buffer", seed=0) as buffer:
             use(buffer)
 
     return read

@@ -15,7 +15,7 @@ from faults import damage_file
 from saved_buffers import CONFIG, fill, get_content, item
 
 from rlds2reverb.errors import CheckpointError, ResourceInUseError, SpecMismatchError, StorageFullError
-from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, buffer_checkpoints as checkpoints, make_buffer
+from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, ReplayBuffer, buffer_checkpoints as checkpoints
 
 
 def sample_ids(buffer, count=5):
@@ -84,17 +84,17 @@ def test_every_kind_of_buffer_is_restored(tmp_path, config, on_disk):
     Pair = namedtuple("Pair", "second first")
     element = {"x": np.arange(2, dtype=np.float32), "y": Pair([np.zeros(2)], {"z": np.ones(2, bool)})}
     options = {"checkpoint_root": tmp_path / "root", "mmap_dir": tmp_path / "data" if on_disk else None}
-    with make_buffer("a_b", config, **options) as buffer:
+    with ReplayBuffer("a_b", config, **options) as buffer:
         for _ in range(5):
             buffer.append(element)
         spec = buffer.spec
         buffer.checkpoint()
-    with make_buffer("a_b", config, **options) as again:
+    with ReplayBuffer("a_b", config, **options) as again:
         assert str(again.spec) == str(spec) and again.append(element) == "a_b_5"
         (sampled,) = again.sample(1, 0)
         np.testing.assert_array_equal(sampled["y"].first["z"], np.ones(2, bool))
         assert type(sampled["y"]).__name__ == "Pair" and isinstance(sampled["y"].second, list)
-    with make_buffer("a_b", config, spec=element, **options) as typed:
+    with ReplayBuffer("a_b", config, spec=element, **options) as typed:
         assert isinstance(typed.sample(1)[0]["y"], Pair)
     assert not on_disk or not list((tmp_path / "data").iterdir())
 
@@ -236,7 +236,7 @@ def test_checkpoint_of_a_different_configuration_raises(tmp_path, name, change, 
     with fill(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)) as buffer:
         buffer.checkpoint()
     with pytest.raises(CheckpointError, match=message):
-        make_buffer(name, replace(CONFIG, **change), checkpoint_root=tmp_path)
+        ReplayBuffer(name, replace(CONFIG, **change), checkpoint_root=tmp_path)
     with pytest.raises(
         SpecMismatchError, match=r"item\['obs'\] is float64 \[3\], but buffer 'demo' expects float32 \[3\]; pass the"
     ):
@@ -334,11 +334,11 @@ def test_elements_that_exceed_changed_limits_are_not_restored(tmp_path):
         assert left != set(range(6)) and len(again) == len(left)
         assert set(again.sample_batch(len(left)).info.key.tolist()) == left
 
-    with make_buffer("demo", BufferConfig(kind="episode"), checkpoint_root=tmp_path / "b") as buffer:
+    with ReplayBuffer("demo", BufferConfig(kind="episode"), checkpoint_root=tmp_path / "b") as buffer:
         buffer.extend([{"x": np.arange(length)} for length in (2, 9, 4)])
         buffer.checkpoint()
     config = BufferConfig(kind="episode", window=4, sample_min_limit_ratio=0)
-    with make_buffer("demo", config, checkpoint_root=tmp_path / "b") as again:
+    with ReplayBuffer("demo", config, checkpoint_root=tmp_path / "b") as again:
         assert len(again) == 2
         begins = again.sample_batch(7000).data["x"][:, 0]
         # The episodes of 9 and 4 steps have 6 windows and 1; two of the 7 begin at 0.

@@ -14,8 +14,8 @@ from rlds2reverb.replay import (
     BufferMonitor,
     EpisodeReplayBuffer,
     NaiveReplayBuffer,
+    ReplayBuffer,
     SequenceReplayBuffer,
-    make_buffer,
 )
 
 # --- push and sample
@@ -48,11 +48,12 @@ def test_sampled_item_equals_pushed_item_bit_for_bit(make):
         ("sequence", SequenceReplayBuffer),
     ],
 )
-def test_make_buffer_returns_the_class_of_the_kind(kind, buffer_class):
-    with make_buffer("demo", BufferConfig(kind=kind, length=2 if kind == "sequence" else None)) as buffer:
-        assert type(buffer) is buffer_class
-        buffer.append({"x": np.zeros(2)})
-        assert len(buffer) == buffer.count() == 1
+def test_buffer_of_each_kind_has_a_class_and_is_a_replay_buffer(kind, buffer_class):
+    config = BufferConfig(kind=kind, length=2 if kind == "sequence" else None)
+    for create in (buffer_class, ReplayBuffer):
+        with create("demo", config) as buffer:
+            buffer.append({"x": np.zeros(2)})
+            assert len(buffer) == buffer.count() == 1
 
 
 def test_sampled_items_can_be_pushed_again(make):

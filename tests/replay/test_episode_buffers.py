@@ -209,6 +209,8 @@ def test_episode_is_cut_into_sequences_by_period(make):
     assert len(buffer.append_episode(episode(2, 5))) == 3
     with pytest.raises(ValueError, match="period must be an integer >= 1, got 0"):
         buffer.append_episode(episode(1, 8), period=0)
+    with pytest.raises(ValueError, match="requires a buffer of kind 'sequence', got 'episode'"):
+        EpisodeReplayBuffer("demo").append_episode(episode(1, 8))
     with pytest.raises(
         SpecMismatchError,
         match=r"steps must have the leading axes \[N\] in all fields for buffer 'demo', got \[5\], \[6\]",

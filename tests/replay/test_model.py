@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from rlds2reverb.replay import BufferConfig, BufferMonitor, RateLimitedError, make_buffer
+from rlds2reverb.replay import BufferConfig, BufferMonitor, RateLimitedError, ReplayBuffer
 
 #: The values of each option. Hypothesis generates only a seed, because it would mostly combine the first values.
 OPTIONS = {
@@ -61,7 +61,7 @@ class Comparison(RuleBasedStateMachine):
         self.push(new, False)
 
     def create_buffer(self):
-        buffer = make_buffer("demo", self.config, mmap_dir=self.mmap_dir, seed=0)
+        buffer = ReplayBuffer("demo", self.config, mmap_dir=self.mmap_dir, seed=0)
         buffer.monitor = BufferMonitor("demo")
         return buffer
 

@@ -10,7 +10,7 @@ import tree
 
 from rlds2reverb import Source, apply_transforms, ingest, load, summarize, write_dataset
 from rlds2reverb.adders import GoalRelabel
-from rlds2reverb.replay import BufferConfig, make_buffer
+from rlds2reverb.replay import BufferConfig, ReplayBuffer
 from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb.training.sources import open_data
 from rlds2reverb.types.episodes import Episode
@@ -122,7 +122,7 @@ def ingest_matches(path, source, **options):
 
 
 def buffer_values(kind, add):
-    with make_buffer("b", BufferConfig(kind=kind, sample_min_limit_ratio=0), seed=0) as buffer:
+    with ReplayBuffer("b", BufferConfig(kind=kind, sample_min_limit_ratio=0), seed=0) as buffer:
         add(buffer)
         samples = buffer.sample_batch(64).data
         return sorted({float(value) for value in np.ravel(samples["reward"])} - {0.0})
@@ -202,7 +202,7 @@ def convert_in_place(path):
 
 
 def sample_twice():
-    with make_buffer("b", BufferConfig(kind="naive", sample_min_limit_ratio=0), seed=0) as buffer:
+    with ReplayBuffer("b", BufferConfig(kind="naive", sample_min_limit_ratio=0), seed=0) as buffer:
         buffer.extend_episodes(load(fresh_list()))
         zero(buffer.sample_batch(64).data)
         zero(buffer.sample(64))
