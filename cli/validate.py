@@ -11,8 +11,8 @@ import click
 
 from rlds2reverb.datasets import Finding
 from rlds2reverb.datasets.checks import SEVERITIES
+from rlds2reverb.datasets.checks.repairs import REPAIRED, is_repairable, repair_dataset
 from rlds2reverb.datasets.dataset_statistics import DatasetStatistics
-from rlds2reverb.datasets.readers.lerobot import DIRECTORY
 from rlds2reverb.datasets.summary import SummaryParts, describe_unterminated
 from rlds2reverb.datasets.transforms import apply_transforms
 from rlds2reverb.errors import CheckpointError, ErrorFinding, SourceError
@@ -35,8 +35,8 @@ from .quiet import quiet_imports, status
 from .reading import READING_NAMES, open_source, reading_options
 
 _NEVER = "never"
-#: Checks whose findings `--fix` corrects.
-_REPAIRED = {"stale-index", "shuffled-rows", "contradiction", "contradicting-rate"}
+#: Options that change what is read, but not what `--fix` copies.
+_NOT_COPIED = {"split", "mapping", *parameter_names(transform_options)}
 _HEADINGS = {"Input": READING_NAMES, "Preprocessing": parameter_names(transform_options)}
 
 
@@ -104,8 +104,8 @@ class _Result:
     "fix_path",
     type=PATH,
     metavar="OUT",
-    help="LeRobot: write a copy in which fps, totals, places and numbers of rows, and statistics follow from the rows, "
-    "and validate it. The source is not changed.",
+    help="LeRobot, robomimic, Minari, TFDS: write a copy in which fps, totals, numbers and places of rows, and "
+    "statistics follow from the rows, and validate it. The source is not changed.",
 )
 @json_option
 def validate(
@@ -137,8 +137,12 @@ def validate(
     if is_table_directory(options["source"]):
         require_unused({"fail_on", "report_path", "fix_path"}, "requires a dataset, not a converted directory")
         return _validate_directory(options["source"], as_json=as_json)
-    repairs = None if fix_path is None else _repair(options, fix_path)
-    options["source"] = str(fix_path) if repairs else options["source"]
+    repairs = None
+    if fix_path is not None:
+        require_unused(_NOT_COPIED, "cannot be combined with --fix, which copies everything; use convert")
+        with status(f"writing {fix_path}"):
+            repairs = repair_dataset(expand_path(options["source"]), fix_path)
+        options["source"] = str(fix_path) if repairs else options["source"]
     result = _check(options, max_errors, has_sample=report_path is not None)
     result.repairs = repairs
     severities = () if fail_on == _NEVER else SEVERITIES[SEVERITIES.index(fail_on) :]
@@ -152,20 +156,6 @@ def validate(
         if report_path is not None:
             print(output.escape_controls(f"\nwrote {report_path} ({format_bytes(report_path.stat().st_size)})"))
     return INVALID_DATA if result.counts["num_errors"] or is_failed else OK
-
-
-def _repair(options: dict[str, Any], path: Path) -> list[str]:
-    """Writes a repaired copy of a LeRobot dataset, if something can be repaired; returns the repairs."""
-    from rlds2reverb.datasets.writers.lerobot_repairs import repair_lerobot
-
-    source = expand_path(options["source"])
-    if not DIRECTORY.matches(source):
-        raise click.UsageError(
-            f"--fix requires a LeRobot directory, got {options['source']!r}; convert copies other datasets, and "
-            "leaves out invalid episodes with --on-invalid skip_episode"
-        )
-    with status(f"writing {path}"):
-        return repair_lerobot(source, path)
 
 
 def _write_report(result: _Result, path: Path) -> None:
@@ -239,9 +229,11 @@ def _print(source: str, result: _Result, *, is_failed: bool) -> None:
     print(f"{source}: {verdict} ({', '.join(output.count(number, noun) for noun, number in counts.items())})")
     if result.findings:
         _print_findings(result.findings)
-    is_repairable = bool(_REPAIRED & {finding.check for finding in result.findings})
-    if is_repairable and result.repairs is None and DIRECTORY.matches(expand_path(source)):
+    found = {finding.check for finding in result.findings}
+    if result.repairs is None and found & REPAIRED and is_repairable(expand_path(source)):
         print(f"\nnext  rlds2reverb validate {shlex.quote(source)} --fix OUT  (writes a repaired copy)")
+    elif result.repairs is not None and result.findings:
+        print(f"\nnot repaired, because the right values are unknown: {', '.join(sorted(found))}")
 
 
 def _print_findings(findings: list[Finding]) -> None:

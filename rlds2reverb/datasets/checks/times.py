@@ -92,15 +92,20 @@ class Times:
             rates[rate].add_counts(stop - start, 1, index, None)
         return found
 
+    def find_contradicting_rates(self) -> dict[str, float]:
+        """Returns the rates in Hz at which all episodes run in contradiction to the metadata, by name of the times."""
+        stated = {name: rates for name, rates in self._rates.items() if not name.endswith("frame_index")}
+        alike = {name: next(iter(rates)) for name, rates in stated.items() if len(rates) == 1}
+        return {name: rate for name, rate in alike.items() if self._fps not in (None, rate)}
+
     def finish(self) -> Iterator[Finding]:
         """Yields what was found."""
         for key, tally in self._tallies.items():
             yield from tally.report(*key)
         for name, rates in self._rates.items():
             usual = max(rates, key=lambda rate: rates[rate].num_episodes, default=0.0)
-            stated = self._fps if not name.endswith("frame_index") else None
-            if len(rates) == 1 and stated is not None and usual != stated:
-                message = f"the times run at {usual:.4g} Hz, but fps in the metadata is {stated:.4g}"
+            if name in self.find_contradicting_rates():
+                message = f"the times run at {usual:.4g} Hz, but fps in the metadata is {self._fps:.4g}"
                 yield from rates[usual].report("contradicting-rate", name, message)
             for rate, tally in rates.items():
                 if rate != usual:

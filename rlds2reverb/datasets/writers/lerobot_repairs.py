@@ -1,10 +1,9 @@
-"""Repaired copies of LeRobot datasets: the metadata, numbers of rows and statistics that follow from the rows."""
+"""Repairs of LeRobot datasets: the metadata, numbers of rows and statistics that follow from the rows."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +18,6 @@ from rlds2reverb.errors import SourceError
 from ..readers.json_files import as_dict, read_json
 from ..readers.lerobot_files import parquet_errors, to_array
 from ..readers.lerobot_meta import BOOKKEEPING, EPISODE_INDEX, FRAME_INDEX, INDEX, OWN_FILE, TIMESTAMP, read_metadata
-from .atomic_output import atomic_output
 from .lerobot_statistics import Statistics, summarize_columns
 
 #: Maximum deviation of a rate from `fps`, and of statistics, relative to their sizes, that is left alone.
@@ -28,38 +26,22 @@ _MAX_RATE_ERROR, _MAX_STATISTICS_ERROR = 0.05, 1e-3
 _COMPARED = ("min", "max", "mean", "std", "count")
 
 
-def repair_lerobot(path: Path, out: Path) -> list[str]:
-    """Writes a copy of a LeRobot dataset in which what follows from its rows is corrected, unless nothing is wrong.
+def repair_lerobot(root: Path) -> Iterator[str]:
+    """Corrects what follows from the rows of a LeRobot dataset in place, and yields a sentence for each repair.
 
-    These are `fps` and the totals in `info.json`, the places of the episodes in the data files, the columns
-    `frame_index` and `index` and the order of rows that are shuffled, and the statistics of the columns of numbers.
-    The copy appears under its path once it is complete, and the source is only read.
-
-    Args:
-      path: the directory.
-      out: the directory to create.
-
-    Returns:
-      A sentence for each repair; an empty list if there was nothing to repair, and no copy was written.
+    This is `fps` and the totals in `info.json`, the places of the episodes in the data files, the columns `frame_index`
+    and `index` and the order of rows that are shuffled, and the statistics of the columns of numbers.
 
     Raises:
-      FileExistsError: If `out` exists.
       SourceError: If the metadata or the rows cannot be read.
     """
-    read_metadata(path)
-    try:
-        with atomic_output(out) as partial:
-            shutil.copytree(path, partial)
-            repairs = [*_Repair(partial).repair()]
-            if not repairs:
-                raise _NothingToRepairError
-    except _NothingToRepairError:
-        return []
-    return repairs
+    return _Repair(root).repair()
 
 
-class _NothingToRepairError(Exception):
-    """There is nothing to repair, so that no copy is kept."""
+def round_rate(rate: float) -> float:
+    """Returns a rate in Hz as an integer if it is within 1% of one, and otherwise with three decimals."""
+    whole = round(rate)
+    return whole if whole and abs(rate / whole - 1) <= 0.01 else round(rate, 3)
 
 
 class _Repair:
@@ -75,6 +57,7 @@ class _Repair:
         self._places: dict[int, Path] = {}
         self._intervals: list[float] = []
         self._statistics = Statistics()
+        self._episode_statistics: dict[int, Any] = {}
 
     def repair(self) -> Iterator[str]:
         """Yields a sentence for each repair."""
@@ -117,7 +100,9 @@ class _Repair:
         if changes:
             pq.write_table(table, path)
         for start, stop in pairwise(bounds):
-            self._add_statistics(table.slice(start, stop - start))
+            statistics = self._summarize(table.slice(start, stop - start))
+            self._statistics.add(statistics)
+            self._episode_statistics[int(indices[start])] = statistics
         yield from changes
 
     def _find_order(self, table: pa.Table) -> np.ndarray:
@@ -130,14 +115,14 @@ class _Repair:
         self._intervals += [float(np.median(np.diff(times)))] if len(times) > 1 else []
         return order if is_shuffled else np.arange(len(table))
 
-    def _add_statistics(self, table: pa.Table) -> None:
+    def _summarize(self, table: pa.Table) -> dict[str, Any]:
         features = self._metadata.features
         columns = {}
         for name in set(table.column_names) & features.keys():
             if features[name].dtype.startswith(("float", "int", "uint", "bool")):
                 column = to_array(table[name], features[name].shape, f"{self._root.name}: '{name}'")
                 columns[name] = column.astype(np.uint8) if column.dtype == bool else column
-        self._statistics.add(summarize_columns(columns, ()))
+        return summarize_columns(columns, ())
 
     def _repair_places(self, path: Path) -> Iterator[str]:
         """Corrects the places of the rows of the episodes in a file of their metadata."""
@@ -164,6 +149,10 @@ class _Repair:
         episodes = self._metadata.episodes
         totals = {"total_episodes": len(episodes), "total_frames": self._starts[-1]}
         totals["total_tasks"] = len(self._metadata.tasks)
+        if self._info["codebase_version"] != "v3.0":
+            num_videos = sum(len(episode.videos) for episode in episodes)
+            num_chunks = max(self._numbers, default=0) // max(self._info["chunks_size"], 1) + 1
+            totals |= {"total_videos": num_videos, "total_chunks": num_chunks}
         expected: dict[str, Any] = {name: total for name, total in totals.items() if self._info.get(name) != total}
         if "splits" not in self._info:
             expected["splits"] = {"train": f"0:{len(episodes)}"}
@@ -173,8 +162,7 @@ class _Repair:
             is_same = np.abs(intervals * rate - 1).max() <= _MAX_RATE_ERROR
             is_known = isinstance(fps, (int, float)) and abs(fps / rate - 1) <= _MAX_RATE_ERROR
             if is_same and not is_known:
-                whole = round(rate)
-                expected["fps"] = whole if whole and abs(rate / whole - 1) <= 0.01 else round(rate, 3)
+                expected["fps"] = round_rate(rate)
         if expected:
             shown = {name: json.dumps(self._info.get(name)) for name in expected}
             self._info |= expected
@@ -188,18 +176,35 @@ class _Repair:
                 yield f"info.json: {name} is {json.dumps(value)} instead of {shown[name]}"
 
     def _repair_statistics(self) -> Iterator[str]:
-        """Corrects the statistics of all episodes; those of images are left alone."""
-        path = self._root / "meta" / "stats.json"
-        if self._info.get("codebase_version") != "v3.0":
+        """Corrects the statistics of all episodes, or in version 2.1 of each; those of images are left alone."""
+        version, is_of_all = self._info["codebase_version"], self._info["codebase_version"] == "v3.0"
+        path = self._root / "meta" / ("stats.json" if is_of_all else "episodes_stats.jsonl")
+        if version == "v2.0":
             return
-        stated = as_dict(read_json(path)) if path.is_file() else {}
-        found = self._statistics.as_dict()
-        wrong = [name for name in found if not _are_close(as_dict(stated.get(name)), found[name])]
+        stated = read_json(path) if path.is_file() else None
+        if is_of_all:
+            corrected: Any = as_dict(stated)
+            wrong = _correct(corrected, self._statistics.as_dict())
+            text = json.dumps(corrected, indent=4)
+        else:
+            known = {row.get(EPISODE_INDEX): as_dict(row.get("stats")) for row in map(as_dict, stated or ())}
+            corrected = {index: known.get(index, {}) for index in sorted(self._numbers)}
+            parts = [_correct(corrected[index], self._episode_statistics[index]) for index in corrected]
+            wrong = list(dict.fromkeys(name for part in parts for name in part))
+            lines = [{EPISODE_INDEX: index, "stats": stats} for index, stats in corrected.items()]
+            text = "".join(json.dumps(line) + "\n" for line in lines)
         if wrong:
-            path.write_text(json.dumps({**stated, **{name: found[name] for name in wrong}}, indent=4), encoding="utf-8")
+            path.write_text(text, encoding="utf-8")
             others = [name for name in wrong if name not in BOOKKEEPING]
-            verb = "corrected" if stated else "added"
-            yield f"stats.json: statistics of {', '.join(others or wrong)} {verb}"
+            verb = "added" if stated is None else "corrected"
+            yield f"{path.name}: statistics of {', '.join(others or wrong)} {verb}"
+
+
+def _correct(stated: dict[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """Replaces statistics that are missing or wrong, and returns the names of their columns."""
+    wrong = [name for name in found if not _are_close(as_dict(stated.get(name)), found[name])]
+    stated.update((name, found[name]) for name in wrong)
+    return wrong
 
 
 def _are_close(stated: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
