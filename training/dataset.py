@@ -35,7 +35,7 @@ from rlds2reverb.types import fields
 from rlds2reverb.types.episode_batches import EpisodeBatch
 from rlds2reverb.types.episodes import Episode, ProgressCallback
 from rlds2reverb.types.short_repr import short_repr
-from rlds2reverb.types.spaces import add_bounds
+from rlds2reverb.types.spaces import action_bounds, add_bounds
 from rlds2reverb.types.specs import ArraySpec, Nest, describe, leaves, path_name, to_tensor_spec
 
 from .config import TrainingConfig
@@ -120,7 +120,7 @@ def open_dataset(
     notes: list[str] = []
     warnings = list(source.warnings)
     _require_known(source.assumed_fields, config)
-    relative_actions = _require_reversible(source, config)
+    relative_actions = _require_reversible(source, config, action_space)
     dataset = _read_or_store(source, config, action_space, other_fields, progress, notes)
     action_space = None if relative_actions else action_space  # It has the bounds of absolute actions.
     action_spec, about_bounds = make_action_spec(
@@ -249,8 +249,11 @@ def _require_numbers(step_spec: Nest, names: Sequence[str]) -> None:
             raise SourceError(f"{sentence}; read it", extra_fields=[name]) if spec is None else SourceError(sentence)
 
 
-def _require_reversible(source: Source, config: TrainingConfig) -> tuple[dict[str, Any], ...]:
-    """Returns what a mapping has done to the actions; raises `SourceError` if policies cannot undo it."""
+def _require_reversible(source: Source, config: TrainingConfig, action_space: Any) -> tuple[dict[str, Any], ...]:
+    """Returns what a mapping has done to the actions; raises `SourceError` if policies cannot undo it.
+
+    The bounds of the actions before are those of the environment, or else of the dataset.
+    """
     changes = tuple(source.statistics.get(RELATIVE_ACTIONS, ()))
     for change in changes:
         if change["action"] != [fields.ACTION] or change["state"][0] != fields.OBSERVATION:
@@ -260,6 +263,8 @@ def _require_reversible(source: Source, config: TrainingConfig) -> tuple[dict[st
             )
     if changes and config.online_steps:
         raise ArgumentError("cannot be combined with relative actions", about="online_steps", mapping=...)
+    if changes and action_space is not None:
+        return ({**changes[0], "bounds": action_bounds(action_space)}, *changes[1:])
     return changes
 
 

@@ -1,7 +1,11 @@
 """Policies that were trained on actions relative to the state, which act in absolute ones."""
 
+from dataclasses import replace
+
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from tf_agents.trajectories import time_step
 
 from rlds2reverb import load, load_policy, train
@@ -9,6 +13,22 @@ from rlds2reverb.errors import SourceError
 
 MAPPING = {"delta": {"action": {"state": "observation.state", "except": [2]}}}
 CHANGE = np.float32([1, 1, 0])
+LIMIT = 6.0
+
+
+class Arm(gymnasium.Env):
+    """An environment whose actions have narrower bounds than those that the dataset states."""
+
+    observation_space = spaces.Dict({"state": spaces.Box(-np.inf, np.inf, (3,))})
+    action_space = spaces.Box(-0.5, 0.5, (3,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"state": np.full(3, 4.0, np.float32)}, {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return {"state": np.full(3, -4.0, np.float32)}, float(action[0]), False, True, {}
 
 
 def make_logs(*, relative):
@@ -26,10 +46,11 @@ def make_logs(*, relative):
 
 
 @pytest.mark.parametrize("chunk_length", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_exported_policies_add_the_state_to_relative_actions(tmp_path, chunk_length):
+def test_exported_policies_add_the_state_to_relative_actions_within_bounds(tmp_path, chunk_length):
     options = {"algo": "bc", "steps": 20, "batch_size": 32, "env": None, "chunk_length": chunk_length}
     relative = train(load(make_logs(relative=True)), run_dir=tmp_path / "relative", action_bounds=(-1, 1), **options)
-    mapped = load(make_logs(relative=False), mapping=MAPPING)
+    bounded = replace(load(make_logs(relative=False)), action_space=spaces.Box(-LIMIT, LIMIT, (3,)))
+    mapped = load(bounded, mapping=MAPPING)
     absolute = train(mapped, run_dir=tmp_path / "absolute", action_bounds=(-1, 1), **options)
     for number, run in enumerate((relative, absolute)):
         run.export_policy(tmp_path / f"{number}.onnx")
@@ -42,7 +63,9 @@ def test_exported_policies_add_the_state_to_relative_actions(tmp_path, chunk_len
         for place, policy in enumerate(policies):
             action, states[place], _ = policy.action(step, states[place])
             actions.append(action)
-        np.testing.assert_allclose(actions[1], actions[0] + state * CHANGE, atol=1e-4)
+        expected = np.clip(actions[0] + state * CHANGE, -LIMIT, LIMIT)
+        assert np.any(np.abs(expected) == LIMIT) == (number == 1)
+        np.testing.assert_allclose(actions[1], expected, atol=1e-4)
         if chunk_length == 1:
             np.testing.assert_allclose(absolute.predict({"state": state}), actions[1], atol=1e-4)
 
@@ -63,6 +86,16 @@ def test_relative_actions_that_policies_cannot_undo_raise(tmp_path, mapping, opt
     algo = "td3_bc" if options else "bc"
     with pytest.raises(ValueError, match=message):
         train(source, algo, tmp_path / "run", **{"steps": 1, "env": None, **options})
+
+
+@pytest.mark.slow
+def test_bounds_of_the_environment_replace_those_of_the_dataset(tmp_path):
+    bounded = replace(load(make_logs(relative=False)), action_space=spaces.Box(-LIMIT, LIMIT, (3,)))
+    run = train(
+        load(bounded, mapping=MAPPING), "bc", tmp_path / "run", steps=2, env=Arm, action_bounds=(-1, 1), eval_episodes=1
+    )
+    assert run.predict({"state": np.full(3, 4.0, np.float32)})[:2].tolist() == [0.5, 0.5]
+    assert run.best_return == 0.5
 
 
 def test_evaluation_off_policy_of_relative_actions_raises():

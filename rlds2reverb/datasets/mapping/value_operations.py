@@ -65,8 +65,11 @@ def _shift(dataset: MappedSource, path: str, state: str, excepted: Sequence[Any]
     changed = dataset.change(shift, unbounded=[keys])
     if keys[0] != fields.ACTION:
         return changed
-    done = {"action": list(keys), "state": list(state_keys), "elements": moved, "sign": sign}
+    done: dict[str, Any] = {"action": list(keys), "state": list(state_keys), "elements": moved, "sign": sign}
     known = changed.source.statistics.get(RELATIVE_ACTIONS, [])
+    bounds = [] if spec.minimum is None else [np.broadcast_to(end, size or 0) for end in (spec.minimum, spec.maximum)]
+    if not known and bounds and np.isfinite(bounds).all():
+        done["bounds"] = [end.tolist() for end in bounds]
     return changed.replace(statistics={**changed.source.statistics, RELATIVE_ACTIONS: [*known, done]})
 
 
