@@ -288,6 +288,7 @@ DEFECTS = [
 @pytest.mark.parametrize("name", MAKERS)
 def test_clean_episodes_give_no_finding(name):
     found = check_dataset(make_source(make_episodes(name)))
+    assert [finding.check for finding in found] == ["sparse-final-reward"] * (name == "arm")
     assert [finding for finding in found if finding.severity != "info"] == []
 
 

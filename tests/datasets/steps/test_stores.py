@@ -383,8 +383,9 @@ def test_prune_deletes_only_files_of_stores(tmp_path, data, capsys):
     manifest.write_text(manifest.read_text().replace('"version": 2', '"version": 7'))
     (tmp_path / "damaged/part-9999").symlink_to(tmp_path / "incomplete/part-0000")
     foreign = {"thesis/plan.json": "{}", "shop/store.json": '{"open": true}', "runs/part-0000/rows": "1"}
+    foreign |= {"shards/store.json": "not JSON", "shards/part-0000/rows": "1"}
     for name, text in foreign.items():
-        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     save_json(tmp_path / "runs/plan.json", {"seed_0": {"source": "d.hdf5"}})  # As `train --seeds` does.
     assert run(["store", str(tmp_path), "--prune"]) == 0
