@@ -2,42 +2,90 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
+import tree
+
+from rlds2reverb.types.arguments import require_count, require_number
 
 from .arrays import Array, cast, namespace, to_numpy_dtype
 
 #: A NumPy array, a TensorFlow tensor, or anything that NumPy can convert to an array.
 ArrayLike = Any
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def to_matching_arrays(time_axis: int, *, others: Iterable[ArrayLike | None] = (), **named: ArrayLike) -> list[Array]:
-    """Returns values as arrays, or all as tensors if one of them, or of the other arguments of the call, is a tensor.
+def of_trajectories(*columns: str) -> Callable[[_Function], _Function]:
+    """Returns a decorator of functions of trajectories, which then need to handle the time axis 0 only.
+
+    The function gets its arguments as arrays, or all as tensors if one of them is a tensor: the columns,
+    `bootstrap_value` in the shape of the columns without time, and `is_last`. None stays None. Numbers named `gamma`,
+    `lambda_` and `n` are checked, and NumPy does not warn about NaN and Inf, as TensorFlow does not.
+
+    Args:
+      *columns: names of the arguments `[T, ...]`, or `[B, T]` for `time_axis` 1, which must have the dtype and shape of
+        the first one.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            given = bound.arguments
+            for name in ("gamma", "lambda_"):
+                require_number(name, given.get(name, 1), 0, 1)
+            require_count("n", given.get("n", 1))
+            time_axis, given["time_axis"] = given["time_axis"], 0
+            transpose = _convert_arguments(given, columns, time_axis)
+            with np.errstate(invalid="ignore", over="ignore"):
+                result = function(*bound.args, **bound.kwargs)
+            return result if time_axis == 0 else tree.map_structure(transpose, result)
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def _convert_arguments(given: dict[str, Any], columns: Sequence[str], time_axis: int) -> Callable[[Array], Array]:
+    """Replaces the arguments by arrays with the time axis first; returns the function that swaps the two axes.
 
     Raises:
-      ValueError: Unless all have the same float dtype and shape.
+      ValueError: If `time_axis` is neither 0 nor 1, or an argument has the wrong dtype or shape.
     """
     if time_axis not in (0, 1):
         raise ValueError(f"time_axis must be 0 or 1, got {time_axis}")
-    has_tensor = any(map(_is_tensor, [*named.values(), *others]))
-    (name, value), *later = named.items()
-    first = _convert(value, None, has_tensor=has_tensor)
-    shapes = "[T] or [T, ...]" if time_axis == 0 else "[B, T]"
-    rank = _find_rank(first)
-    is_floating = first.dtype.is_floating if has_tensor else first.dtype.kind == "f"
-    if not is_floating or not rank or (time_axis == 1 and rank != 2):
-        raise ValueError(f"{name} must be floats {shapes}, got {_describe(first)}")
-    arrays = [first]
-    for other, value in later:
+    arrays = {name: given[name] for name in columns if given[name] is not None}
+    others = [given.get(name) for name in ("bootstrap_value", "is_last")]
+    has_tensor = any(map(_is_tensor, [*arrays.values(), *others]))
+    first: Any = None
+    for name, value in arrays.items():
         array = _convert(value, first, has_tensor=has_tensor)
-        if to_numpy_dtype(array) != to_numpy_dtype(first) or not _is_compatible(array.shape, first.shape):
-            expected = f"the dtype and shape of {name}, {_describe(first)}"
-            raise ValueError(f"{other} must have {expected}, got {_describe(array)}")
-        arrays.append(array)
-    return arrays
+        if first is None:
+            first, rank = array, _find_rank(array)
+            shapes = "[T] or [T, ...]" if time_axis == 0 else "[B, T]"
+            if to_numpy_dtype(array).kind != "f" or not rank or (time_axis == 1 and rank != 2):
+                raise ValueError(f"{name} must be floats {shapes}, got {_describe(array)}")
+        elif to_numpy_dtype(array) != to_numpy_dtype(first) or not _is_compatible(array.shape, first.shape):
+            expected = f"the dtype and shape of {columns[0]}, {_describe(first)}"
+            raise ValueError(f"{name} must have {expected}, got {_describe(array)}")
+        arrays[name] = array
+    if given.get("is_last") is not None:
+        arrays["is_last"] = ends = _convert(given["is_last"], None, has_tensor=has_tensor)
+        if to_numpy_dtype(ends) != np.bool_ or not _is_compatible(ends.shape, first.shape):
+            raise ValueError(f"is_last must be bool {first.shape}, got {_describe(ends)}")
+    transpose: Callable[[Array], Array] = namespace(first).transpose
+    given.update(arrays if time_axis == 0 else {name: transpose(array) for name, array in arrays.items()})
+    if given.get("bootstrap_value") is not None:
+        given["bootstrap_value"] = _broadcast(given["bootstrap_value"], given[columns[0]])
+    return transpose
 
 
 def _is_tensor(value: Any) -> bool:
@@ -74,67 +122,42 @@ def _is_compatible(one: Any, other: Any) -> bool:
     return bool(one.rank == other.rank and one.is_compatible_with(other))
 
 
-def make_continues(is_last: ArrayLike | None, rewards: Array, time_axis: int) -> Array:
-    """Returns 1 for steps whose next step in the chunk belongs to the same episode, else 0, in the rewards' dtype.
-
-    The last step of the chunk has 0 as well, since it has no next step.
-
-    Raises:
-      ValueError: If the flags are not bools with the shape of the rewards.
-    """
-    xp, dtype = namespace(rewards), to_numpy_dtype(rewards)
-    ends = cast(xp.zeros_like(rewards), np.bool_)
-    if is_last is not None:
-        ends = _convert(is_last, None, has_tensor=not isinstance(rewards, np.ndarray))
-        if to_numpy_dtype(ends) != np.bool_ or not _is_compatible(ends.shape, rewards.shape):
-            raise ValueError(f"is_last must be bool {rewards.shape}, got {_describe(ends)}")
-    continues = cast(xp.logical_not(ends), dtype)
-    before = (slice(None),) * time_axis
-    last = xp.zeros_like(continues[(*before, slice(-1, None))])
-    return xp.concatenate([continues[(*before, slice(None, -1))], last], axis=time_axis)
-
-
-def broadcast_bootstrap_value(bootstrap_value: ArrayLike, rewards: Array, time_axis: int) -> Array:
-    """Returns the bootstrap value in the shape of the rewards without the time axis."""
+def _broadcast(bootstrap_value: ArrayLike, rewards: Array) -> Array:
+    """Returns the bootstrap value in the shape of the rewards `[T, ...]` without the time axis."""
     value = _convert(bootstrap_value, rewards, has_tensor=not isinstance(rewards, np.ndarray))
-    dtype = to_numpy_dtype(rewards)
+    dtype, expected = to_numpy_dtype(rewards), rewards.shape[1:]
     value = cast(value, dtype) if to_numpy_dtype(value).kind in "iu" else value
-    expected = rewards.shape[:time_axis] + rewards.shape[time_axis + 1 :]
     if to_numpy_dtype(value) != dtype or (_find_rank(value) and not _is_compatible(value.shape, expected)):
         raise ValueError(f"bootstrap_value must be a number or {dtype.name} {expected}, got {_describe(value)}")
     if isinstance(rewards, np.ndarray):
         return np.broadcast_to(value, expected)
     import tensorflow as tf
 
-    shape = tf.shape(rewards)
-    return tf.broadcast_to(value, tf.concat([shape[:time_axis], shape[time_axis + 1 :]], 0))
+    return tf.broadcast_to(value, tf.shape(rewards)[1:])
 
 
-def select_next_values(
-    rewards: Array,
-    values: Array,
-    bootstrap_value: ArrayLike | None,
-    next_values: ArrayLike | None,
-    time_axis: int,
-    is_last: ArrayLike | None = None,
-) -> Array:
+def make_continues(is_last: Array | None, rewards: Array) -> Array:
+    """Returns 1 for steps whose next step in the chunk belongs to the same episode, else 0, in the rewards' dtype."""
+    xp, dtype = namespace(rewards), to_numpy_dtype(rewards)
+    continues = xp.ones_like(rewards) if is_last is None else cast(xp.logical_not(is_last), dtype)
+    return xp.concatenate([continues[:-1], xp.zeros_like(continues[-1:])])
+
+
+def select_next_values(values: Array, bootstrap_value: Any, next_values: Any, is_last: Any = None) -> Array:
     """Returns the value after each step: `next_values`, or the next step's value and, at the end, the bootstrap value.
 
     Raises:
-      ValueError: Unless exactly one of `bootstrap_value` and `next_values` is passed, and `next_values` with `is_last`.
+      ValueError: Unless exactly one of the two values is passed, which must be `next_values` with `is_last`.
     """
     if (bootstrap_value is None) == (next_values is None):
         raise ValueError(
             "pass exactly one of bootstrap_value, the value after the last step, and next_values, one for each step"
         )
-    if is_last is not None and next_values is None:
+    if next_values is not None:
+        return next_values
+    if is_last is not None:
         raise ValueError(
             "is_last requires next_values instead of bootstrap_value: if an episode ends inside the chunk, the next "
             "step belongs to a different episode, so its value cannot be used"
         )
-    if next_values is not None:
-        return to_matching_arrays(time_axis, rewards=rewards, next_values=next_values)[1]
-    xp = namespace(rewards)
-    final = xp.expand_dims(broadcast_bootstrap_value(bootstrap_value, rewards, time_axis), time_axis)
-    all_values = xp.concatenate([values, final], axis=time_axis)
-    return all_values[1:] if time_axis == 0 else all_values[:, 1:]
+    return namespace(values).concatenate([values[1:], bootstrap_value[None]])

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 #: A NumPy array or a TensorFlow tensor.
 Array = Any
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def without_warnings(function: _Function) -> _Function:
-    """Returns a function of data that may contain NaN and Inf, which NumPy warns about, and TensorFlow does not."""
-
-    @functools.wraps(function)
-    def call(*arguments: Any, **options: Any) -> Any:
-        with np.errstate(invalid="ignore", over="ignore"):
-            return function(*arguments, **options)
-
-    return call  # type: ignore[return-value]
 
 
 def namespace(array: Array) -> Any:

@@ -11,10 +11,9 @@ from typing import NamedTuple
 from rlds2reverb.types.arguments import require_number
 from rlds2reverb.types.short_repr import short_repr
 
-from .array_checks import ArrayLike, make_continues, select_next_values, to_matching_arrays
-from .arrays import Array, multiply_no_nan, namespace, without_warnings
+from .array_checks import ArrayLike, make_continues, of_trajectories, select_next_values
+from .arrays import Array, multiply_no_nan, namespace
 from .recurrence import scan, shift
-from .returns import apply_along
 
 
 class VTrace(NamedTuple):
@@ -32,7 +31,7 @@ class VTrace(NamedTuple):
         return short_repr(self)
 
 
-@without_warnings
+@of_trajectories("rewards", "discounts", "values", "ratios", "next_values")
 def v_trace(
     rewards: ArrayLike,
     discounts: ArrayLike,
@@ -81,29 +80,19 @@ def v_trace(
       ValueError: If shapes or dtypes differ, a number is out of its range, not exactly one of the two values is
         passed, or is_last without next_values.
     """
-    require_number("gamma", gamma, 0, 1)
-    require_number("lambda_", lambda_, 0, 1)
     require_number("clip_c", clip_c, 0)
     require_number("clip_rho", clip_rho, clip_c)
-    rewards, discounts, values, ratios = to_matching_arrays(
-        time_axis,
-        others=(bootstrap_value, next_values, is_last),
-        rewards=rewards,
-        discounts=discounts,
-        values=values,
-        ratios=ratios,
-    )
-    following = select_next_values(rewards, values, bootstrap_value, next_values, time_axis, is_last)
-    factors, continues = float(gamma) * discounts, make_continues(is_last, rewards, time_axis)
+    following = select_next_values(values, bootstrap_value, next_values, is_last)
+    factors, continues = float(gamma) * discounts, make_continues(is_last, rewards)
     xp = namespace(ratios)
     rhos, traces = xp.minimum(ratios, float(clip_rho)), float(lambda_) * xp.minimum(ratios, float(clip_c))
     deltas = rhos * (rewards + multiply_no_nan(following, factors) - values)
-    corrections = apply_along(time_axis, scan, factors * traces * continues, deltas)
-    after = following + multiply_no_nan(apply_along(time_axis, _shift_by_one, corrections), continues)
+    corrections = scan(factors * traces * continues, deltas)
+    after = following + multiply_no_nan(shift(corrections, 1, 0), continues)
     return VTrace(values + corrections, rhos * (rewards + multiply_no_nan(after, factors) - values))
 
 
-@without_warnings
+@of_trajectories("rewards", "discounts", "values", "next_values", "ratios")
 def retrace(
     rewards: ArrayLike,
     discounts: ArrayLike,
@@ -142,22 +131,7 @@ def retrace(
     Raises:
       ValueError: If shapes or dtypes differ, or gamma or lambda_ are outside [0, 1].
     """
-    require_number("gamma", gamma, 0, 1)
-    require_number("lambda_", lambda_, 0, 1)
-    rewards, discounts, values, following, ratios = to_matching_arrays(
-        time_axis,
-        others=(is_last,),
-        rewards=rewards,
-        discounts=discounts,
-        values=values,
-        next_values=next_values,
-        ratios=ratios,
-    )
-    factors, continues = float(gamma) * discounts, make_continues(is_last, rewards, time_axis)
-    deltas = rewards + multiply_no_nan(following, factors) - values
-    next_traces = float(lambda_) * namespace(ratios).minimum(apply_along(time_axis, _shift_by_one, ratios), 1.0)
-    return values + apply_along(time_axis, scan, factors * multiply_no_nan(next_traces, continues), deltas)
-
-
-def _shift_by_one(tensor: Array) -> Array:
-    return shift(tensor, 1, 0)
+    factors, continues = float(gamma) * discounts, make_continues(is_last, rewards)
+    deltas = rewards + multiply_no_nan(next_values, factors) - values
+    next_traces = float(lambda_) * namespace(ratios).minimum(shift(ratios, 1, 0), 1.0)
+    return values + scan(factors * multiply_no_nan(next_traces, continues), deltas)

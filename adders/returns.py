@@ -8,20 +8,12 @@ Below, gamma_t stands for `gamma * discounts[t]`.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
-import tree
-
-from rlds2reverb.types.arguments import require_count, require_number
-
-from .array_checks import ArrayLike, make_continues, select_next_values, to_matching_arrays
-from .arrays import Array, multiply_no_nan, namespace, without_warnings
+from .array_checks import ArrayLike, make_continues, of_trajectories, select_next_values
+from .arrays import Array, multiply_no_nan, namespace
 from .recurrence import MAX_STEPS, compose_windows, scan, shift
 
 
-@without_warnings
+@of_trajectories("rewards", "discounts", "next_values")
 def discounted_returns(
     rewards: ArrayLike,
     discounts: ArrayLike,
@@ -57,22 +49,17 @@ def discounted_returns(
     Raises:
       ValueError: If shapes or dtypes differ, gamma is outside [0, 1], or both kinds of values are passed.
     """
-    require_number("gamma", gamma, 0, 1)
-    rewards, discounts = to_matching_arrays(
-        time_axis, others=(bootstrap_value, next_values, is_last), rewards=rewards, discounts=discounts
-    )
     if bootstrap_value is not None and next_values is not None:
         raise ValueError("pass either bootstrap_value or next_values, not both")
-    if bootstrap_value is None and next_values is None:
-        bootstrap_value = 0.0
-    following = select_next_values(
-        rewards, namespace(rewards).zeros_like(rewards), bootstrap_value, next_values, time_axis
-    )
-    factors, continues = float(gamma) * discounts, make_continues(is_last, rewards, time_axis)
+    following = namespace(rewards).zeros_like(rewards)
+    if bootstrap_value is not None or next_values is not None:
+        following = select_next_values(following, bootstrap_value, next_values)
+    factors, continues = float(gamma) * discounts, make_continues(is_last, rewards)
     terms = rewards + multiply_no_nan(following, factors * (1 - continues))
-    return apply_along(time_axis, scan, factors * continues, terms)
+    return scan(factors * continues, terms)
 
 
+@of_trajectories("rewards")
 def returns_to_go(rewards: ArrayLike, *, gamma: float = 1.0, time_axis: int = 0) -> Array:
     """Returns the discounted sum of the rewards from each step to the end, which may be a truncation.
 
@@ -91,11 +78,10 @@ def returns_to_go(rewards: ArrayLike, *, gamma: float = 1.0, time_axis: int = 0)
     Raises:
       ValueError: If gamma is outside [0, 1] or the rewards are not floats.
     """
-    (rewards,) = to_matching_arrays(time_axis, rewards=rewards)
-    return discounted_returns(rewards, namespace(rewards).ones_like(rewards), gamma=gamma, time_axis=time_axis)
+    return discounted_returns(rewards, namespace(rewards).ones_like(rewards), gamma=gamma)
 
 
-@without_warnings
+@of_trajectories("rewards", "discounts", "values", "next_values")
 def td_errors(
     rewards: ArrayLike,
     discounts: ArrayLike,
@@ -135,31 +121,18 @@ def td_errors(
       ValueError: If shapes or dtypes differ, n is below 1, gamma is outside [0, 1], not exactly one of the two
         values is passed, or is_last without next_values.
     """
-    require_count("n", n)
-    require_number("gamma", gamma, 0, 1)
-    rewards, discounts, values = to_matching_arrays(
-        time_axis, others=(bootstrap_value, next_values, is_last), rewards=rewards, discounts=discounts, values=values
-    )
-    following = select_next_values(rewards, values, bootstrap_value, next_values, time_axis, is_last)
-    factors, continues = float(gamma) * discounts, make_continues(is_last, rewards, time_axis)
+    following = select_next_values(values, bootstrap_value, next_values, is_last)
+    factors, continues = float(gamma) * discounts, make_continues(is_last, rewards)
     if n == 1:
         return rewards + multiply_no_nan(following, factors) - values
-    compute_targets = functools.partial(_compute_n_step_targets, n)
-    return apply_along(time_axis, compute_targets, rewards, factors, following, continues) - values
-
-
-def _compute_n_step_targets(n: int, rewards: Array, factors: Array, following: Array, continues: Array) -> Array:
-    """Returns `R_t + D_t * V(s_{t+m})`.
-
-    If a window reaches the end of an episode, the value there is one of the window's terms. Otherwise the value after
-    its n-th step is used, which is n - 1 rows below the first.
-    """
+    # If a window reaches the end of an episode, the value there is one of the window's terms. Otherwise the value after
+    # its n-th step is used, which is n - 1 rows below the first.
     at_ends = multiply_no_nan(following, factors * (1 - continues))
     sums, products = compose_windows(factors * continues, rewards + at_ends, n)
-    return sums + multiply_no_nan(shift(following, min(n, MAX_STEPS) - 1, 0), products)
+    return sums + multiply_no_nan(shift(following, min(n, MAX_STEPS) - 1, 0), products) - values
 
 
-@without_warnings
+@of_trajectories("rewards", "discounts", "values", "next_values")
 def generalized_advantage_estimation(
     rewards: ArrayLike,
     discounts: ArrayLike,
@@ -199,19 +172,13 @@ def generalized_advantage_estimation(
       ValueError: If shapes or dtypes differ, gamma or lambda_ are outside [0, 1], not exactly one of the two
         values is passed, or is_last without next_values.
     """
-    require_number("gamma", gamma, 0, 1)
-    require_number("lambda_", lambda_, 0, 1)
-    rewards, discounts, values = to_matching_arrays(
-        time_axis, others=(bootstrap_value, next_values, is_last), rewards=rewards, discounts=discounts, values=values
-    )
-    following = select_next_values(rewards, values, bootstrap_value, next_values, time_axis, is_last)
+    following = select_next_values(values, bootstrap_value, next_values, is_last)
     factors = float(gamma) * discounts
     deltas = rewards + multiply_no_nan(following, factors) - values
-    weights = float(lambda_) * float(gamma) * discounts * make_continues(is_last, rewards, time_axis)
-    return apply_along(time_axis, scan, weights, deltas)
+    return scan(float(lambda_) * factors * make_continues(is_last, rewards), deltas)
 
 
-@without_warnings
+@of_trajectories("rewards", "discounts", "next_values")
 def lambda_returns(
     rewards: ArrayLike,
     discounts: ArrayLike,
@@ -245,18 +212,13 @@ def lambda_returns(
     Raises:
       ValueError: If shapes or dtypes differ, or gamma or lambda_ are outside [0, 1].
     """
-    require_number("gamma", gamma, 0, 1)
-    require_number("lambda_", lambda_, 0, 1)
-    rewards, discounts, following = to_matching_arrays(
-        time_axis, others=(is_last,), rewards=rewards, discounts=discounts, next_values=next_values
-    )
     factors = float(gamma) * discounts
-    trace = float(lambda_) * make_continues(is_last, rewards, time_axis)
-    terms = rewards + multiply_no_nan(following, factors * (1 - trace))
-    return apply_along(time_axis, scan, factors * trace, terms)
+    trace = float(lambda_) * make_continues(is_last, rewards)
+    terms = rewards + multiply_no_nan(next_values, factors * (1 - trace))
+    return scan(factors * trace, terms)
 
 
-@without_warnings
+@of_trajectories("rewards", "discounts")
 def n_step_returns(
     rewards: ArrayLike,
     discounts: ArrayLike,
@@ -290,24 +252,13 @@ def n_step_returns(
     Raises:
       ValueError: If shapes or dtypes differ, n is below 1, or gamma is outside [0, 1].
     """
-    require_count("n", n)
-    require_number("gamma", gamma, 0, 1)
-    rewards, discounts = to_matching_arrays(time_axis, others=(is_last,), rewards=rewards, discounts=discounts)
     factors = float(gamma) * discounts
     if is_last is None:
-        return apply_along(time_axis, functools.partial(compose_windows, n=n), factors, rewards)
-    continues = make_continues(is_last, rewards, time_axis)
+        return compose_windows(factors, rewards, n)
+    continues = make_continues(is_last, rewards)
     # `factors * continues` is 0 at the end of an episode, so the product of a window that reaches it is 0. Summing the
     # factors of the end steps, as if they were rewards, restores it.
     at_ends = factors * (1 - continues)
-    sums, products = apply_along(time_axis, functools.partial(compose_windows, n=n), factors * continues, rewards)
-    end_products, _ = apply_along(time_axis, functools.partial(compose_windows, n=n), factors * continues, at_ends)
+    sums, products = compose_windows(factors * continues, rewards, n)
+    end_products, _ = compose_windows(factors * continues, at_ends, n)
     return sums, products + end_products
-
-
-def apply_along(time_axis: int, function: Callable[..., Any], *arrays: Array) -> Any:
-    """Applies a function of `[T, ...]` arrays along the given time axis."""
-    if time_axis == 0:
-        return function(*arrays)
-    transpose = namespace(arrays[0]).transpose
-    return tree.map_structure(transpose, function(*map(transpose, arrays)))
