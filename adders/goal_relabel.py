@@ -7,11 +7,8 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import numpy as np
-import tensorflow as tf
 import tree
 
-from rlds2reverb.libraries.python_datasets import PythonDataset
-from rlds2reverb.libraries.tensorflow_internals import without_autograph
 from rlds2reverb.types import fields
 from rlds2reverb.types.arguments import require_count, require_one_of
 from rlds2reverb.types.episode_batches import EpisodeBatch
@@ -19,9 +16,6 @@ from rlds2reverb.types.episodes import Episode
 from rlds2reverb.types.nest_paths import find_leaves, get_part, replace_part
 from rlds2reverb.types.ownership import isolate
 from rlds2reverb.types.specs import Nest, describe, map_structure
-
-from .places import columns_step_spec
-from .tf_data import episode_columns
 
 if TYPE_CHECKING:
     from rlds2reverb.datasets import Source
@@ -44,14 +38,14 @@ class GoalRelabel:
         future   goals achieved in steps of the episode after the transition, uniformly at random
         episode  goals achieved in any steps of the episode, uniformly at random
 
-    It is applied before an adder, to a source or to a dataset of episodes, with the same result:
+    It is applied before an adder:
 
         relabel = GoalRelabel(env.unwrapped.compute_reward)
         ingest(relabel(source), server, adder=NStep(1, 0.99))
-        source.to_rlds().apply(relabel).apply(NStep(1, 0.99))
+        relabel(source).to_rlds().apply(NStep(1, 0.99))
 
-    A source becomes a source, an RLDS dataset a dataset of the columns `[N, ...]` of episodes, and an `Episode` a list.
-    Each episode is followed by its copies, which `unit` describes:
+    A source becomes a source, and an `Episode` a list. `load` makes a source of an RLDS dataset. Each episode is
+    followed by its copies, which `unit` describes:
 
     - 'transition', as in the paper: each copy is an episode of one transition with a separate goal. There are
       `num_goals` for each of the T transitions.
@@ -107,18 +101,15 @@ class GoalRelabel:
     @overload
     def __call__(self, episodes: Episode) -> list[Episode]: ...
 
-    @overload
-    def __call__(self, episodes: tf.data.Dataset) -> tf.data.Dataset: ...
-
     def __call__(self, episodes: Any) -> Any:
         """Returns the episodes with their copies.
 
         Args:
-          episodes: a `Source`, a dataset of RLDS episodes or of columns, or one `Episode`.
+          episodes: a `Source` or one `Episode`.
 
         Raises:
           ValueError: If there is no such goal in the observations, both goals differ in shape, or a function returns
-            another shape than `[T]`. For datasets of TensorFlow, a `tf.errors.InvalidArgumentError` while iterating.
+            another shape than `[T]`.
           TypeError: For anything else.
         """
         if isinstance(episodes, Episode):
@@ -126,11 +117,7 @@ class GoalRelabel:
         if is_dataclass(episodes) and hasattr(episodes, "read"):  # A `Source`, which is of a later part.
             self._find_goals(episodes.step_spec[fields.OBSERVATION])
             return replace(episodes, read=lambda: self._read(episodes), num_episodes=None, num_rows=None, count=None)
-        if isinstance(episodes, tf.data.Dataset):
-            return self._convert_dataset(episodes)
-        raise TypeError(
-            f"expected a Source, a tf.data.Dataset of episodes or an Episode, got {type(episodes).__name__}"
-        )
+        raise TypeError(f"expected a Source or an Episode, got a {type(episodes).__name__}; open it with load")
 
     def relabel(self, steps: dict[str, Nest], number: int) -> tuple[dict[str, Nest], np.ndarray]:
         """Returns the steps of an episode and its copies, `[R, ...]`, and their numbers of steps, int64 `[E]`.
@@ -257,30 +244,6 @@ class GoalRelabel:
             for made in self._make_episodes(episode, number, index):
                 yield made
                 index += 1
-
-    @without_autograph
-    def _convert_dataset(self, episodes: tf.data.Dataset) -> tf.data.Dataset:
-        columns = episode_columns(episodes)
-        spec = columns.element_spec
-        self._find_goals(columns_step_spec(spec[fields.OBSERVATION]))
-        specs = tree.flatten(spec)
-
-        def relabel(number: np.int64, *leaves: np.ndarray) -> list[np.ndarray]:
-            steps, num_steps = self.relabel(tree.unflatten_as(spec, leaves), int(number))
-            return [num_steps, *tree.flatten(steps)]
-
-        def convert(number: tf.Tensor, steps: Nest) -> tf.data.Dataset:
-            dtypes = [tf.int64, *(leaf.dtype for leaf in specs)]
-            # Stateless, because the result depends only on the arguments; TensorFlow cannot save a stateful function.
-            num_steps, *made = tf.numpy_function(relabel, [number, *tree.flatten(steps)], dtypes, stateful=False)
-            num_steps = tf.ensure_shape(num_steps, [None])
-            leaves = [tf.ensure_shape(leaf, (None, *like.shape[1:])) for leaf, like in zip(made, specs, strict=True)]
-            rows, bounds = tree.unflatten_as(spec, leaves), (tf.cumsum(num_steps, exclusive=True), num_steps)
-            return tf.data.Dataset.from_tensor_slices(bounds).map(
-                lambda start, length: tree.map_structure(lambda row: row[start : start + length], rows)
-            )
-
-        return PythonDataset(columns.enumerate().flat_map(convert))
 
 
 def _drop_unknown_end(episode: Episode) -> dict[str, Nest]:
