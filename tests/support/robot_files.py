@@ -134,14 +134,14 @@ TOPICS = {
 }
 
 
-def write_bag(path, *, num_rows=6, kind="mcap", first=0, changes=()):
+def write_bag(path, *, rows=range(6), kind="mcap", first=0, changes=()):
     """Writes a bag of rosbag2 with messages of ROS 2.
 
     Joint states come 20 times per second, images 10 times and 20 ms later, and commands 10 times and 30 ms later.
 
     Args:
       path: the folder.
-      num_rows: number of commands.
+      rows: numbers of the commands, of which there are 10 per second.
       kind: 'mcap' or 'sqlite3'.
       first: number that is added to all values.
       changes: numbers of joint states whose joints are in the other order.
@@ -154,7 +154,7 @@ def write_bag(path, *, num_rows=6, kind="mcap", first=0, changes=()):
     header = types["std_msgs/msg/Header"](types["builtin_interfaces/msg/Time"](0, 0), "base")
     layout = types["std_msgs/msg/MultiArrayLayout"]([], 0)
     none = np.zeros(0)
-    images = make_images(num_rows)
+    images = make_images(max(rows) + 1)
     with Writer(path, version=9, storage_plugin=StoragePlugin[kind.upper()]) as writer:
         connections = {
             topic: writer.add_connection(topic, kind_, typestore=store)
@@ -172,7 +172,7 @@ def write_bag(path, *, num_rows=6, kind="mcap", first=0, changes=()):
             message = types[connection.msgtype](*values)
             writer.write(connection, 1_000_000 * milliseconds, store.serialize_cdr(message, connection.msgtype))
 
-        for row in range(num_rows):
+        for row in rows:
             for place in (2 * row, 2 * row + 1):
                 names = ["b", "a"] if place in changes else ["a", "b"]
                 write("/joint_states", 50 * place, header, names, np.array([place, first], float), none, none)
@@ -183,4 +183,21 @@ def write_bag(path, *, num_rows=6, kind="mcap", first=0, changes=()):
             write("/wrist/compressed", 100 * row + 20, header, "rgb8; png compressed bgr8", compressed)
             write("/command", 100 * row + 30, layout, np.array([row + first, 0.5]))
             write("/label", 100 * row + 30, f"row {row}")
+    return path
+
+
+def write_split_bag(path, *, kind):
+    """Writes the bag of `write_bag` as three files, as `ros2 bag record --max-bag-duration` does."""
+    for number in range(3):
+        part = write_bag(path.with_name(f"part_{number}"), rows=range(2 * number, 2 * number + 2), kind=kind)
+        path.mkdir(exist_ok=True)
+        (file,) = (file for file in part.iterdir() if file.name != "metadata.yaml")
+        file.rename(path / f"{path.name}_{number}{file.suffix}")
+    listed = "".join(f"\n  - {path.name}_{number}{file.suffix}" for number in range(3))
+    text = (
+        (part / "metadata.yaml")
+        .read_text()
+        .replace(f"relative_file_paths:\n  - {file.name}", f"relative_file_paths:{listed}")
+    )
+    (path / "metadata.yaml").write_text(text)
     return path

@@ -20,7 +20,9 @@ from urllib.parse import quote
 from rlds2reverb.errors import SourceError
 from rlds2reverb.system.installation import install_command
 
-_METADATA, _SUFFIXES = "metadata.yaml", (".mcap", ".db3")
+from .json_files import as_dict
+
+_METADATA, _INFORMATION, _SUFFIXES = "metadata.yaml", "rosbag2_bagfile_information", (".mcap", ".db3")
 _Decoder = Callable[[bytes], Any]
 
 
@@ -37,19 +39,16 @@ def list_bags(path: Path) -> list[Path]:
     """Returns the bags of a location, of which each is an episode: files, and folders with `metadata.yaml`."""
     if path.is_file():
         return [path] if path.suffix in _SUFFIXES else []
-    if (path / _METADATA).is_file():
-        return [path] if _list_files(path) else []
+    if _is_folder(path):
+        return [path]
     entries = sorted(path.iterdir(), key=_natural_order)
-    return [entry for entry in entries if entry.suffix in _SUFFIXES] or [
-        entry for entry in entries if (entry / _METADATA).is_file() and _list_files(entry)
-    ]
+    return [entry for entry in entries if entry.suffix in _SUFFIXES] or list(filter(_is_folder, entries))
 
 
-def _list_files(bag: Path) -> list[Path]:
-    """Returns the files of a bag; rosbag2 numbers those of a bag that it has split."""
-    if not bag.is_dir():
-        return [bag]
-    return sorted((path for path in bag.iterdir() if path.suffix in _SUFFIXES), key=_natural_order)
+def _is_folder(path: Path) -> bool:
+    """Returns whether a path is a folder that rosbag2 has written."""
+    file = path / _METADATA
+    return file.is_file() and _INFORMATION.encode() in file.read_bytes()[:1000]
 
 
 def _natural_order(path: Path) -> list[Any]:
@@ -62,10 +61,36 @@ class Bag:
 
     path: Path
 
-    @property
+    @cached_property
     def files(self) -> list[Path]:
-        """Its files."""
-        return _list_files(self.path)
+        """Its files, in the order in which they were recorded.
+
+        Raises:
+          SourceError: If one is missing or compressed, or `metadata.yaml` is damaged.
+        """
+        if not self.path.is_dir():
+            return [self.path]
+        # Old versions list paths that begin with the name of the folder.
+        names = [Path(str(name)).name for name in self._described.get("relative_file_paths") or ()]
+        for name in names:
+            if not (self.path / name).is_file():
+                raise SourceError(f"{self.path.name} is missing {name}, which {_METADATA} lists; copy the whole folder")
+            if Path(name).suffix not in _SUFFIXES:
+                raise SourceError(f"{self.path.name}: {name} is compressed; convert the bag with 'ros2 bag convert'")
+        return [self.path / name for name in names]
+
+    @cached_property
+    def _described(self) -> dict[str, Any]:
+        """The content of `metadata.yaml`."""
+        import yaml
+
+        try:
+            return as_dict(as_dict(yaml.safe_load((self.path / _METADATA).read_bytes())).get(_INFORMATION))
+        except yaml.YAMLError as error:
+            reason = str(error).partition("\n")[0]
+            raise SourceError(
+                f"{self.path / _METADATA} is damaged ({reason}); write it again with 'ros2 bag reindex'"
+            ) from error
 
     @cached_property
     def topics(self) -> dict[str, Topic]:
@@ -78,6 +103,9 @@ class Bag:
 
     def read(self, topics: Collection[str]) -> Iterator[tuple[str, int, bytes]]:
         """Yields the topic, the time of recording in nanoseconds and the content of each message of some topics."""
+        mode = self._described.get("compression_mode") if self.path.is_dir() else None
+        if str(mode).lower() == "message":
+            raise SourceError(f"{self.path.name}: its messages are compressed; convert the bag with 'ros2 bag convert'")
         for path in self.files:
             with _name_damage(path):
                 yield from (_read_mcap if path.suffix == ".mcap" else _read_sqlite)(path, topics)

@@ -6,7 +6,8 @@ import shutil
 
 import numpy as np
 import pytest
-from robot_files import TOPICS, encode_image, make_images, write_bag
+from reference_impls import assert_equal_nests
+from robot_files import TOPICS, encode_image, make_images, write_bag, write_split_bag
 
 from rlds2reverb import load, write_dataset
 from rlds2reverb.errors import ArgumentError, SourceError
@@ -65,6 +66,94 @@ def test_folder_of_bags_is_in_the_order_of_numbers(tmp_path, kind):
     source = load(tmp_path / "x", topics=TOPICS)
     assert [episode.steps["action"][0, 0] for episode in source] == [0, 2, 10]
     assert [episode.index for episode in source.read(1, 3)] == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["mcap", "sqlite3"])
+def test_files_of_a_split_bag_are_one_episode(tmp_path, kind):
+    bag = write_split_bag(tmp_path / "bag", kind=kind)
+    files = sorted(path for path in bag.iterdir() if path.name != "metadata.yaml")
+    assert len(files) == 3
+    (whole,) = load(write_bag(tmp_path / "whole", kind=kind), topics=TOPICS)
+    (episode,) = load(bag, topics=TOPICS)
+    assert_equal_nests(episode.steps, whole.steps)
+    described = bag / "metadata.yaml"
+    described.write_text(described.read_text().replace("compression_mode: ''", "compression_mode: MESSAGE"))
+    with pytest.raises(SourceError, match="bag: its messages are compressed; convert the bag with 'ros2 bag convert'"):
+        list(load(bag, topics=TOPICS))
+    files[1].unlink()
+    with pytest.raises(SourceError, match=f"bag is missing {files[1].name}, which metadata.yaml lists; copy the whole"):
+        load(bag, topics=TOPICS)
+
+
+def test_bag_of_compressed_files_or_damaged_metadata_raises(tmp_path):
+    bag = write_bag(tmp_path / "bag")
+    described = bag / "metadata.yaml"
+    (bag / "bag.mcap").rename(bag / "bag.mcap.zstd")
+    described.write_text(described.read_text().replace("bag.mcap", "bag.mcap.zstd"))
+    with pytest.raises(SourceError, match=r"bag: bag.mcap.zstd is compressed; convert the bag"):
+        load(bag, topics=TOPICS)
+    described.write_text(described.read_text() + "]")
+    with pytest.raises(SourceError, match=r"metadata.yaml is damaged .* 'ros2 bag reindex'"):
+        load(bag, topics=TOPICS)
+
+
+def make_message_class(class_name, **kinds):
+    """Returns a class of Protobuf messages whose fields have these kinds; one that ends in '[]' is repeated.
+
+    The kind "Point" is a nested message of x, y and z.
+    """
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    types = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name=f"{class_name}.proto", package="robot", syntax="proto3")
+    message = file.message_type.add(name=class_name)
+    for number, (field, kind) in enumerate(kinds.items(), 1):
+        label = types.LABEL_REPEATED if kind.endswith("[]") else types.LABEL_OPTIONAL
+        kind = kind.removesuffix("[]")
+        added = message.field.add(name=field, number=number, label=label)
+        added.type = getattr(types, f"TYPE_{kind.upper()}", types.TYPE_MESSAGE)
+        if added.type == types.TYPE_MESSAGE:
+            added.type_name = f".robot.{class_name}.{kind}"
+    point = message.nested_type.add(name="Point")
+    for place, axis in enumerate("xyz", 1):
+        point.field.add(name=axis, number=place, label=types.LABEL_OPTIONAL, type=types.TYPE_DOUBLE)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"robot.{class_name}"))
+
+
+def test_messages_of_protobuf_are_read(tmp_path):
+    from mcap_protobuf.writer import Writer
+
+    state_class = make_message_class("State", joints="float[]", pose="Point", poses="Point[]", name="string")
+    image_class = make_message_class("Image", data="bytes", format="string")
+    command_class = make_message_class("Command", values="double[]", close="bool")
+    images, path = make_images(4), tmp_path / "x.mcap"
+    with path.open("wb") as stream, Writer(stream) as writer:
+        for row in range(4):
+            state = state_class(joints=[row, 0.5], pose={"x": row, "z": 2}, poses=[{"y": 1}, {"y": row}], name=f"{row}")
+            image = image_class(data=encode_image(images[row], "PNG"), format="png")
+            command = command_class(values=[row, 1], close=row > 1)
+            for topic, message in {"/state": state, "/image": image, "/command": command}.items():
+                writer.write_message(topic, message, 100_000_000 * row, 0)
+    paths = {
+        **{"observation.q": "/state.joints", "observation.x": "/state.pose.x", "observation.y": "/state.poses.1.y"},
+        **{
+            "observation.image": "/image",
+            "task": "/state.name",
+            "action": "/command.values",
+            "closed": "/command.close",
+        },
+    }
+    steps = load(path, topics={"rate": 10, "fields": paths}).first_episode.steps
+    observation = steps["observation"]
+    assert observation["q"].tolist() == [[row, 0.5] for row in range(4)]
+    assert observation["x"].tolist() == observation["y"].tolist() == [0, 1, 2, 3]
+    assert (observation["image"] == images).all()
+    assert steps["action"].tolist() == [[row, 1] for row in range(4)]
+    assert steps["closed"].tolist() == [False, False, True, True] and steps["task"][3] == b"3"
+    with pytest.raises(SourceError, match="there is no 'q'; use one of: joints, pose, poses, name"):
+        list(load(path, topics={"rate": 10, "fields": {**paths, "observation.q": "/state.q"}}))
 
 
 def test_folder_of_files_is_read_as_episodes(tmp_path):
