@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,7 +14,6 @@ from rlds2reverb.types.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.types.episodes import Episode
 from rlds2reverb.types.fingerprints import Fingerprint, episode_digests
 from rlds2reverb.types.left_out import LeftOut
-from rlds2reverb.types.ownership import isolate
 from rlds2reverb.types.scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
 from rlds2reverb.types.short_repr import short_repr
 from rlds2reverb.types.specs import describe, leaves, make_step_spec, path_name
@@ -298,11 +296,7 @@ class SummaryParts:
 
 
 def summarize(
-    source: Source,
-    *,
-    reference_returns: tuple[float, float] | None = None,
-    is_d4rl: bool = False,
-    on_episode: Callable[[Episode], None] = lambda episode: None,
+    source: Source, *, reference_returns: tuple[float, float] | None = None, is_d4rl: bool = False
 ) -> Summary:
     """Reads a source once and returns its summary.
 
@@ -311,7 +305,6 @@ def summarize(
       reference_returns: returns of a random policy and an expert, for the normalised score.
       is_d4rl: whether these are D4RL's own data, so that D4RL's reference returns apply to the environment in the
         name. If False, they are used only for datasets of TFDS's D4RL builders, because any file may have such a name.
-      on_episode: function called with each episode, to show progress.
 
     Raises:
       SourceError: If the source cannot be read to its end.
@@ -319,15 +312,9 @@ def summarize(
     """
     find_reference_returns(source, reference_returns, is_d4rl=is_d4rl)
     parts = SummaryParts()
-    for batch in batch_episodes(_show(source, isolate(on_episode))):
+    for batch in batch_episodes(source.read()):
         parts.add_batch(batch)
     return parts.finish(source, reference_returns=reference_returns, is_d4rl=is_d4rl)
-
-
-def _show(source: Source, on_episode: Callable[[Episode], None]) -> Iterator[Episode]:
-    for episode in source.read():
-        on_episode(episode)
-        yield episode
 
 
 def find_reference_returns(

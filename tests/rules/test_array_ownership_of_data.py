@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tree
 
-from rlds2reverb import Source, apply_transforms, ingest, load, summarize, write_dataset
+from rlds2reverb import Source, apply_transforms, ingest, load, write_dataset
 from rlds2reverb.adders import GoalRelabel
 from rlds2reverb.replay import BufferConfig, ReplayBuffer
 from rlds2reverb.training.config import TrainingConfig
@@ -238,11 +238,6 @@ def transform_in_place(source):
     return values_of(listed)
 
 
-def summarize_in_place(source):
-    expected = summarize(source).fingerprint
-    return VALUES if summarize(source, on_episode=lambda episode: zero(episode.steps)).fingerprint == expected else None
-
-
 def relabel_in_place():
     logs = [{**steps, "observation": {"achieved_goal": steps["observation"], "desired_goal": steps["observation"] + 1}}
             for steps in fresh_list()]  # fmt: skip
@@ -279,7 +274,6 @@ CALLBACKS = {
         fresh_list(), path / "x.hdf5", progress=lambda stage, episode: zero(episode.steps)
     ),
     "fit of a transform": lambda path: fit_in_place(load(fresh_list())),
-    "on_episode": lambda path: summarize_in_place(load(fresh_list())),
     "iteration": lambda path: iterate_twice(load(fresh_list())),
     "iteration of D4RL columns": lambda path: iterate_twice(load(d4rl_rows())),
     "samples and states": lambda path: sample_twice(),

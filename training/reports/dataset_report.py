@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from rlds2reverb.datasets.summary import Summary, describe_unterminated, find_re
 from rlds2reverb.errors import SourceError
 from rlds2reverb.types import fields
 from rlds2reverb.types.episodes import Episode
-from rlds2reverb.types.ownership import isolate
 from rlds2reverb.types.specs import map_structure
 
 from .dataset_figures import (
@@ -47,7 +46,6 @@ def report_source(
     *,
     reference_returns: tuple[float, float] | None = None,
     is_d4rl: bool = False,
-    on_episode: Callable[[Episode], None] = lambda episode: None,
 ) -> Report:
     """Makes a report on a dataset: one HTML page with figures, which needs no network.
 
@@ -60,7 +58,6 @@ def report_source(
       path: HTML file to write; None for none.
       reference_returns: returns of a random policy and an expert, which are marked in the histogram of returns.
       is_d4rl: whether D4RL's reference returns apply; see `summarize`.
-      on_episode: function called with each episode during the first pass, to show progress.
 
     Returns:
       The report. A dataset that cannot be read to its end gives a report on what was read, which begins with the error.
@@ -70,10 +67,10 @@ def report_source(
       FileNotFoundError, TypeError, ValueError: As `load`.
       StorageFullError: If the disk is full.
     """
-    source, show = load(source), isolate(on_episode)
+    source = load(source)
     find_reference_returns(source, reference_returns, is_d4rl=is_d4rl)  # Raises before the dataset is read.
     statistics = DatasetStatistics(source, has_sample=True)
-    statistics.read(lambda _, episode: show(episode), "read")
+    statistics.read(lambda stage, episode: None, "read")
     return report_statistics(statistics, path, reference_returns=reference_returns, is_d4rl=is_d4rl)
 
 

@@ -224,7 +224,7 @@ class CheckpointRoot:
             if other.name != kept.name:
                 shutil.rmtree(other)
 
-    def choose_newest_valid(self, *, fall_back: bool) -> str | None:
+    def choose_newest_valid(self) -> str | None:
         """Makes Reverb start from the newest valid checkpoint, and writes its manifest if missing or damaged.
 
         A checkpoint is valid if its files match its manifest or, without one, if they can be read from end to end: a
@@ -233,14 +233,11 @@ class CheckpointRoot:
         damaged ones are moved to `set_aside/` and the previous one takes their place. An interrupted one stays: Reverb
         ignores it and deletes it later. If no checkpoint is valid, nothing is changed.
 
-        Args:
-          fall_back: whether the previous checkpoint may replace a damaged one.
-
         Returns:
           A sentence that names the checkpoints that were skipped, or None.
 
         Raises:
-          CheckpointError: If no checkpoint is valid, or if the newest is not and `fall_back` is False.
+          CheckpointError: If no checkpoint is valid.
         """
         interrupted = [f"{path} was interrupted while it was written" for path in self._find_interrupted()]
         damaged: dict[Path, CheckpointError] = {}
@@ -249,8 +246,6 @@ class CheckpointRoot:
                 has_manifest = self._verify(chosen)
                 break
             except CheckpointError as error:
-                if not fall_back:
-                    raise
                 damaged[chosen] = error
         else:
             if damaged:

@@ -46,7 +46,6 @@ class ReplayServer(AbstractContextManager["ReplayServer"]):
         checkpoint_root: str | Path | None = None,
         verify: bool = True,
         force: bool = False,
-        keep_previous: bool = True,
         isolate: bool = False,
         serve_batches: bool | None = None,
     ):
@@ -60,12 +59,10 @@ class ReplayServer(AbstractContextManager["ReplayServer"]):
           directory: directory that `ingest` wrote, which is not changed; None for empty tables.
           port: port to listen on; None chooses a free one.
           checkpoint_root: directory for checkpoints: a new one, or one that an earlier server created; None for no
-            checkpoints.
+            checkpoints. The newest two are kept, and the earlier one is started from if the newest is damaged.
           verify: whether a checkpoint, and the directory, must match its manifest or, without a manifest, be readable
             from end to end. It must be complete in any case.
           force: whether to start even if the items of the directory need more memory than is free.
-          keep_previous: whether to keep the checkpoint before the newest, and to start from it if the newest is
-            damaged. The root then always takes the space of two checkpoints, instead of only while one is written.
           isolate: whether to accept connections from this machine only, at localhost, 127.0.0.1 and ::1. In a
             container, this machine is the container. It requires Linux 5.7 or root. Other machines can connect for some
             milliseconds while Reverb starts; their connections are cut off before the constructor returns.
@@ -81,7 +78,7 @@ class ReplayServer(AbstractContextManager["ReplayServer"]):
           OSError: If the port cannot be isolated; the server is stopped in that case.
           ValueError: If there are no tables.
         """
-        self._isolate, self._keep_previous = isolate, keep_previous
+        self._isolate = isolate
         self._serve_batches = isolate if serve_batches is None else serve_batches
         if not tables and (tables is not None or directory is None):
             raise ValueError("tables must contain at least one TableConfig, got none")
@@ -96,7 +93,7 @@ class ReplayServer(AbstractContextManager["ReplayServer"]):
             stack.enter_context(root.lock())
             if verify:
                 with full_disk_as_error(root.path):
-                    skipped = root.choose_newest_valid(fall_back=keep_previous)
+                    skipped = root.choose_newest_valid()
                 if skipped is not None:
                     warnings.warn(skipped, RuntimeWarning, stacklevel=2)
             if directory is not None:
@@ -175,8 +172,8 @@ class ReplayServer(AbstractContextManager["ReplayServer"]):
 
         Args:
           timeout_secs: maximum time to wait for the checkpoint.
-          keep: whether the newest checkpoint becomes the previous one, if the server keeps one. If False, the one that
-            is the previous one now is kept instead, and the newest is deleted.
+          keep: whether the newest checkpoint becomes the previous one. If False, the one that is the previous one now
+            is kept instead, and the newest is deleted.
 
         Raises:
           ValueError: If the server has no checkpoint root.
@@ -188,7 +185,7 @@ class ReplayServer(AbstractContextManager["ReplayServer"]):
             raise ValueError("the server was started without a checkpoint root; pass checkpoint_root=DIRECTORY")
         self._root.require_no_foreign_entries()
         with defer_signals():  # Without its manifest, the next start would have to read the whole checkpoint.
-            if self._keep_previous and keep:
+            if keep:
                 self._root.keep_newest()
             self._root.retire_future_names(keep=keep)
             path = self._write_checkpoint(self._root, timeout_secs)
@@ -253,7 +250,7 @@ class ReplayServer(AbstractContextManager["ReplayServer"]):
         saved.verify_latest()
         saved.store_or_require_tables(self._tables)
         with defer_signals(), full_disk_as_error(self._own_root.path):
-            if self._root is not None and self._keep_previous:
+            if self._root is not None:
                 self._root.keep_newest()
             self._own_root.start_from(saved)
             self._process.stop()

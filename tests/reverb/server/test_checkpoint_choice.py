@@ -216,21 +216,6 @@ def test_root_is_unchanged_when_no_checkpoint_is_valid(fixture, request):
     assert hash_files(root) == before
 
 
-def test_damaged_checkpoint_raises_without_keep_previous(two_checkpoints):
-    damage_file(find_newest(two_checkpoints) / "items.tfrecord", "flipped")
-    before = hash_files(two_checkpoints)
-    with pytest.raises(CheckpointError, match=r"items.tfrecord is damaged"):
-        count_items(two_checkpoints, keep_previous=False)
-    assert hash_files(two_checkpoints) == before
-
-
-def test_only_one_checkpoint_is_kept_without_keep_previous(tmp_path):
-    with ReplayServer([TableConfig()], checkpoint_root=tmp_path / "root", keep_previous=False) as server:
-        names = [server.checkpoint().name for _ in range(2)]
-    assert not (tmp_path / "root/previous").exists()
-    assert [path.stem for path in (tmp_path / "root/manifests").iterdir()] == names[1:]
-
-
 def test_only_the_newest_is_kept_without_hard_links(one_checkpoint, monkeypatch):
     def refuse(*_):
         raise OSError("no hard links here")
