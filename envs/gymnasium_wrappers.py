@@ -72,18 +72,20 @@ class ObservationTransform(gymnasium.ObservationWrapper[Any, Any, Any], RecordCo
     #: The kind of leaves that can be changed, for messages.
     supported: ClassVar[str]
 
-    def __init__(self, env: Env, fields: str | Sequence[str] | None = None):
+    def __init__(self, env: Env, fields: str | Sequence[str] | None = None, **arguments: Any):
         """Wraps an environment, and changes its observation space.
 
         Args:
           env: the environment.
           fields: path of a leaf, such as 'camera.front', or several paths; None for the whole observation. The path of
             a Dict or Tuple stands for the leaves in it that the wrapper can change, of which there must be one.
+          **arguments: the other arguments of the subclass, with which `gymnasium.make` recreates the wrapper.
 
         Raises:
           ValueError: If there is no such path; the message lists those that exist.
           TypeError: If the wrapper cannot change a leaf.
         """
+        RecordConstructorArgs.__init__(self, fields=fields, **arguments)
         gymnasium.ObservationWrapper.__init__(self, env)
         self.random = np.random.default_rng()
         self.spaces: dict[Keys, Any] = {}
@@ -159,9 +161,8 @@ class ObservationClip(ObservationTransform):
         """
         require_number("min_v", min_v)
         require_number("max_v", max_v, min_v)
-        RecordConstructorArgs.__init__(self, fields=fields, min_v=min_v, max_v=max_v)
         self._bounds = min_v, max_v
-        super().__init__(env, fields)
+        super().__init__(env, fields, min_v=min_v, max_v=max_v)
 
     def accepts(self, space: Any, *, is_named: bool) -> bool:
         """Returns whether the space is a Box of floats, or of integers that have a path of their own."""

@@ -7,7 +7,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.utils import RecordConstructorArgs
 
 from rlds2reverb.types.arguments import require_number, require_one_of
 from rlds2reverb.types.nest_paths import Keys
@@ -22,18 +21,13 @@ class ImageTransform(ObservationTransform):
 
     supported = "images with three axes"
 
-    def __init__(self, env: Env, fields: str | Sequence[str] | None, channel_order: ChannelOrder):
-        """Wraps an environment.
-
-        Args:
-          env: the environment.
-          fields: see `ObservationTransform`.
-          channel_order: 'channels_last' for images [H, W, C], 'channels_first' for [C, H, W].
-        """
+    def __init__(self, env: Env, fields: str | Sequence[str] | None, **arguments: Any):
+        """Wraps an environment; an argument may be `channel_order`. See `ObservationTransform`."""
+        channel_order = arguments.get("channel_order", "channels_last")
         require_one_of("channel_order", channel_order, get_args(ChannelOrder))
         #: The first of the two axes of the image.
         self._height_axis = 0 if channel_order == "channels_last" else 1
-        super().__init__(env, fields)
+        super().__init__(env, fields, **arguments)
 
     def accepts(self, space: Any, *, is_named: bool) -> bool:
         """Returns whether the space is a Box with three axes."""
@@ -57,8 +51,7 @@ class ImageChannelFirst(ImageTransform):
           ValueError: If there is no such path.
           TypeError: If a leaf is not an image.
         """
-        RecordConstructorArgs.__init__(self, fields=fields)
-        super().__init__(env, fields, "channels_last")
+        super().__init__(env, fields)
 
     def transform_space(self, space: spaces.Box) -> spaces.Box:
         """Returns the space of the image [C, H, W]."""
@@ -98,13 +91,10 @@ class FrameFlip(ImageTransform):
         """
         require_number("ud_flip_prob", ud_flip_prob, 0, 1)
         require_number("lr_flip_prob", lr_flip_prob, 0, 1)
-        RecordConstructorArgs.__init__(
-            self, fields=fields, ud_flip_prob=ud_flip_prob, lr_flip_prob=lr_flip_prob, channel_order=channel_order
-        )
         self.probabilities = ud_flip_prob, lr_flip_prob
         #: Whether the images of this episode are upside down, and whether they are flipped left to right.
         self.is_flipped = (False, False)
-        super().__init__(env, fields, channel_order)
+        super().__init__(env, fields, ud_flip_prob=ud_flip_prob, lr_flip_prob=lr_flip_prob, channel_order=channel_order)
 
     def start_episode(self) -> None:
         """Chooses how the images of the episode are flipped."""
@@ -160,15 +150,9 @@ class EpisodicRandomFrameCrop(ImageTransform):
         require_number("cropping_fraction", cropping_fraction, 0, 1)
         if not cropping_fraction:
             raise ValueError("cropping_fraction must be above 0, got 0")
-        RecordConstructorArgs.__init__(
-            self,
-            fields=fields,
-            cropping_fraction=cropping_fraction,
-            share_cropping=share_cropping,
-            channel_order=channel_order,
-        )
         self._fraction, self._is_shared = cropping_fraction, share_cropping
-        super().__init__(env, fields, channel_order)
+        options = {"cropping_fraction": cropping_fraction, "share_cropping": share_cropping}
+        super().__init__(env, fields, **options, channel_order=channel_order)
         sizes = sorted({self._read_size(space) for space in self.spaces.values()})
         if share_cropping and len(sizes) > 1:
             raise ValueError(
