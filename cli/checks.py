@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from rlds2reverb.datasets.mapping.mapping import DatasetMapping
+from rlds2reverb.datasets.mapping.robot_layouts import OCTO
 from rlds2reverb.datasets.readers.remote import is_remote
 from rlds2reverb.datasets.transforms import parse_reward
 from rlds2reverb.types.locations import expand_path, server_address
@@ -128,6 +129,17 @@ def _parse_duration(duration: str) -> float:
     return secs
 
 
+class _MappingFile(click.ParamType):
+    """The type of a file with a mapping, or of the name of a layout."""
+
+    name = "mapping"
+    shell_complete = EXISTING_FILE.shell_complete  # type: ignore[assignment]
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the path or the name; fails if there is no such file."""
+        return value if value == OCTO else EXISTING_FILE.convert(value, param, ctx)
+
+
 selector = Parsed("SELECTOR", Selector.parse)
 rate_limiter = Parsed("LIMITER", RateLimiter.parse)
 priority = Checked("NUMBER|return", _require_priority)
@@ -136,7 +148,7 @@ reward = Checked("EXPRESSION", parse_reward)
 film = Checked("FILE.mp4|.gif", _require_film, FILE)
 reference_returns = Parsed("d4rl|FILE|RANDOM,EXPERT", _parse_reference_returns)
 directory = Parsed("DIR", str, DIRECTORY)
-mapping = Checked("FILE", DatasetMapping.parse, EXISTING_FILE)
+mapping = Checked("FILE|octo", DatasetMapping.parse, _MappingFile())
 new_file = Checked("FILE", _require_new_file, FILE)
 page = Checked("FILE.html", functools.partial(_require_new_file, suffixes=(".html", ".htm")), FILE)
 estimates = Checked(

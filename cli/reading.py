@@ -138,7 +138,8 @@ reading_options = combine(
         type=checks.mapping,
         callback=_allow_functions,
         help="YAML or JSON file of changes: rename, join, split, copy, constant, cast, drop, select, trim, rate, "
-        "delta, absolute, binarize, resize, crop, embed and describe, applied in order; see docs/preprocessing.md.",
+        "delta, absolute, binarize, resize, crop, embed, describe and layout; see docs/preprocessing.md. octo: only "
+        "the layout of Octo and OpenVLA.",
     ),
     option(
         "--camera",

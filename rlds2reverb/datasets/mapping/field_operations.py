@@ -230,6 +230,13 @@ def _cast(dataset: MappedSource, keys: Keys, spec: ArraySpec, dtype: np.dtype) -
     return dataset.change(cast, of_bounds=cast_bounds, unbounded=[keys] if is_unbounded else [])
 
 
+def describe_features(dataset: MappedSource, described: Mapping[str, Any]) -> MappedSource:
+    """Describes fields for formats that have encodings, classes and texts: `{path: description}`."""
+    for path in described:
+        dataset.get_leaf(path)
+    return dataset.replace(descriptions={**dataset.source.descriptions, **described})
+
+
 #: The operations, given the dataset and their value in the mapping.
 FIELD_OPERATIONS: dict[str, Callable[[MappedSource, Any], MappedSource]] = {
     "rename": rename_fields,

@@ -20,18 +20,11 @@ from rlds2reverb.types.specs import Nest, describe, leaves
 from ..option_files import read_option_file
 from ..source import Source, identify_step
 from .episode_operations import EPISODE_OPERATIONS
-from .field_operations import FIELD_OPERATIONS
+from .field_operations import FIELD_OPERATIONS, describe_features
 from .mapped_source import MappedSource
+from .robot_layouts import OCTO, lay_out_fields
 from .text_operations import embed_texts
 from .value_operations import VALUE_OPERATIONS
-
-
-def describe_features(dataset: MappedSource, described: Mapping[str, Any]) -> MappedSource:
-    """Describes fields for formats that have encodings, classes and texts: `{path: description}`."""
-    for path in described:
-        dataset.get_leaf(path)
-    return dataset.replace(descriptions={**dataset.source.descriptions, **described})
-
 
 #: The operations by name: functions of a dataset and the value in the mapping.
 OPERATIONS: dict[str, Callable[[MappedSource, Any], MappedSource]] = {
@@ -40,8 +33,10 @@ OPERATIONS: dict[str, Callable[[MappedSource, Any], MappedSource]] = {
     **VALUE_OPERATIONS,
     "embed": embed_texts,
     "describe": describe_features,
+    "layout": lay_out_fields,
 }
-_LISTS = ("drop",)
+#: The kinds of values that are not names and values.
+_KINDS: dict[str, tuple[type, str]] = {"drop": (list, "a list of paths"), "layout": (str, "the name of a layout")}
 
 
 @dataclass(frozen=True)
@@ -58,6 +53,8 @@ class DatasetMapping:
     def parse(cls, value: Any) -> DatasetMapping:
         """Returns a mapping from a path of a YAML or JSON file, or from its content; a mapping is returned unchanged.
 
+        'octo', the name of a layout, is the mapping that consists of this layout.
+
         The content is a dict of values by the names of operations, or a list of such dicts, in which an operation may
         occur several times.
 
@@ -68,6 +65,8 @@ class DatasetMapping:
         """
         if isinstance(value, DatasetMapping):
             return value
+        if value == OCTO:
+            value = {"layout": OCTO}
         if isinstance(value, (str, Path)):
             value = read_option_file(Path(value).expanduser(), "mapping")
         parts = value if isinstance(value, list) else [value]
@@ -77,7 +76,7 @@ class DatasetMapping:
         for name, content in pairs:
             if name not in OPERATIONS:
                 raise ArgumentError(f"has no operation {name!r}{advise(str(name), OPERATIONS)}", about="mapping")
-            kind, noun = (list, "a list of paths") if name in _LISTS else (Mapping, "names and values")
+            kind, noun = _KINDS.get(name, (Mapping, "names and values"))
             if not isinstance(content, kind) or not content:
                 raise ArgumentError(f"must have {noun} under {name!r}, got {content!r:.200}", about="mapping")
         try:

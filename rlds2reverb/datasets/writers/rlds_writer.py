@@ -15,20 +15,17 @@ from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.reverb.wire import tfrecords
 from rlds2reverb.types import fields
 from rlds2reverb.types.episode_batches import EpisodeBatch
-from rlds2reverb.types.nest_paths import format_path
 from rlds2reverb.types.specs import Nest, leaves, path_name
 
+from ..mapping.robot_layouts import OCTO, find_changes
 from ..readers.rlds import EPISODE_FIELDS
 from ..source import Source
-from ..task_texts import TASK_FIELDS
-from .rlds_features import ENCODING, Features, require_features
+from .rlds_features import Features, require_features
 from .tf_examples import encode_episode, make_features
 from .written_episodes import WrittenEpisodes, has_tuple, make_refusal, require_plain_names
 
 #: Default size of the files of a dataset.
 SHARD_BYTES = 256 << 20
-#: The field in which Octo and OpenVLA look for the text of a task.
-ROBOT_TASK = "language_instruction"
 _SPLIT = "train"
 _VERSION = re.compile(r"\d{1,9}\.\d{1,9}\.\d{1,9}")
 _FIRST_VERSION = "1.0.0"
@@ -69,35 +66,9 @@ def write_rlds(
     directory.mkdir()
     shards = _write_shards(directory, encode_records(batches, step_spec, metadata_spec, described), shard_bytes)
     finish_rlds(directory, shards, step_spec, source, location=location, features=described)
-    changes = _find_changes_for_robots(step_spec, described, has_final_steps=batches.has_final_steps)
-    if not changes:
+    if not find_changes(step_spec, described, has_final_steps=batches.has_final_steps):
         return ()
-    text = json.dumps(changes).replace('"', "")
-    return (Message(f"to train Octo or OpenVLA on this dataset, write it with the mapping {text}", mapping=...),)
-
-
-def _find_changes_for_robots(
-    step_spec: Mapping[str, Nest], described: Features, *, has_final_steps: bool
-) -> dict[str, Any]:
-    """Returns the mapping after which the loaders of Octo and OpenVLA read a dataset; {} if nothing is to be changed.
-
-    They read features as they are stored, without TFDS's decoding of bytes, every row as an action, and observations
-    that are not nested. Datasets without text whose observations are one array are not meant for them.
-    """
-    seen = {path: spec for path, spec in leaves(dict(step_spec)) if path[0] in (fields.ACTION, fields.OBSERVATION)}
-    texts = [(name,) for name in TASK_FIELDS if name in step_spec] + [path for path in seen if path[-1] in TASK_FIELDS]
-    if not texts and not isinstance(step_spec[fields.OBSERVATION], Mapping):
-        return {}
-    flat = {path: f"{path[0]}.{path[-1]}" for path in seen if path[0] == fields.OBSERVATION and len(path) > 2}
-    renamed = {format_path(path): name for path, name in flat.items() if list(flat.values()).count(name) == 1}
-    images = [format_path(path) for path, spec in seen.items() if spec.dtype == np.uint8 and len(spec.shape) == 3]
-    changes = {
-        "trim": {"final_observation": True} if has_final_steps else {},
-        "cast": {format_path(path): "float32" for path, spec in seen.items() if spec.dtype == np.float64},
-        "rename": renamed | {format_path(path): ROBOT_TASK for path in texts[:1] if path != (ROBOT_TASK,)},
-        "describe": {renamed.get(name, name): "png" for name in images if ENCODING not in described.get(name, {})},
-    }
-    return {name: value for name, value in changes.items() if value}
+    return (Message("Octo and OpenVLA read this dataset differently; write it in their layout", mapping=OCTO),)
 
 
 def finish_rlds(
