@@ -100,6 +100,11 @@ def test_inspect_applies_reading_options(data, capsys):
         capsys, "inspect", data / "malformed/hdf5/missing_timeouts.hdf5", "--load", "max_episode_steps=10", "--json"
     )
     assert code == 0 and json.loads(out)["lengths"]["max"] == 10
+    path = data / "formats/rlds/a4/nested_cameras/1.0.0"
+    assert [call(capsys, "inspect", path, *options)[1].count("uint8") for options in ((), ("--camera", "none"))] == [
+        3,
+        0,
+    ]
 
 
 def test_inspect_warns_about_final_observations_lost_by_tfds(data, capsys):

@@ -10,9 +10,7 @@ from pathlib import Path
 from types import FunctionType
 
 RECORDED = Path(__file__).parent / "public_signatures.txt"
-PACKAGES = (
-    "rlds2reverb adders datasets reverb.sampling beam replay learners learners.hooks envs training training.cluster"
-)
+PACKAGES = "rlds2reverb adders datasets reverb.sampling beam replay learners learners.hooks learners.agents envs training training.cluster"
 
 
 def list_signatures():

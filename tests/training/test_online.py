@@ -154,6 +154,15 @@ def test_pieces_mark_the_first_and_last_step_of_the_episode_only():
     assert windows[0][0][1:] == ([0, 1], [1, 1]) and windows[0][-2][1:] == ([1, 1], [1, 2])
 
 
+def test_random_actions_do_not_ask_the_policy():
+    time_step_spec = ts.time_step_spec(tf.TensorSpec([2], tf.float32))
+    policy = tf_policy.TFPolicy(time_step_spec, tensor_spec.BoundedTensorSpec([], tf.int64, 0, 2))  # It cannot act.
+    collector = Collector(partial(Counting, 7), policy)
+    actions = [piece.episode.steps["action"] for piece in collector.collect(40, is_random=True)]
+    collector.close()
+    assert {*np.concatenate(actions)} == {0, 1, 2}
+
+
 @pytest.mark.parametrize("num_steps", [2, 3, 4, 8])
 def test_n_step_items_of_pieces_are_those_of_the_whole_episodes(num_steps):
     """Two episodes of 4 steps, with and without a piece that ends with an episode; item k reaches to k + 3 or the end."""

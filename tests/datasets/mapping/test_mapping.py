@@ -384,6 +384,7 @@ def test_convert_and_inspect_print_the_fields_before_and_after(data, tmp_path, c
         ({"rename": ["a"]}, "must have names and values under 'rename'"),
         ({"drop": {"a": "b"}}, "must have a list of paths under 'drop'"),
         ({}, "must be operations by name"),
+        ([], "must be operations by name"),
         ({"constant": {"a": object}}, "must consist of names, numbers"),
         ({"rename": {"observation.stat": "a"}}, "no path 'observation.stat' .* did you mean 'observation.state'?"),
         ({"rename": {"observation.state": "observation.image"}}, "'observation.image' exists already"),
