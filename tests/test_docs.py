@@ -57,6 +57,7 @@ NOT_RUN = {
     ("coming_from.md", "code of a different library"),
     ("custom_agents.md", "requires a dataset that is not in the repository"),
     ("experiments.md", "requires the internet"),
+    ("format_rlds.md", "requires a dataset that is not in the repository"),
     ("format_robots.md", "requires a dataset that is not in the repository"),
     ("online.md", "requires a dataset that is not in the repository"),
     ("robot.md", "requires the internet"),
