@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, repr=False)
 class BuiltInHook(LearnerHook):
-    """The base class of built-in hooks; see `LearnerHook` for the arguments that they have in common."""
+    """The base class of built-in hooks, whose default names are their types in configurations; see `LearnerHook`."""
 
     name: str
     priority: float = 20

@@ -10,20 +10,14 @@ from rlds2reverb.system.code_fingerprints import describe_reference
 from rlds2reverb.system.references import resolve_reference
 from rlds2reverb.system.text import advise
 
-from .built_in import EarlyStopHook, LoadCkptHook, LogReduceHook, LogShowHook, SaveCkptHook
+from .built_in import BuiltInHook
 from .ext_args import read_ext_args
 from .hook import LearnerHook
 
 HookT = TypeVar("HookT", bound=type[LearnerHook])
 
 #: Hooks by their `type` in a configuration.
-HOOKS: dict[str, type[LearnerHook]] = {
-    "load_ckpt": LoadCkptHook,
-    "save_ckpt": SaveCkptHook,
-    "log_show": LogShowHook,
-    "log_reduce": LogReduceHook,
-    "early_stop": EarlyStopHook,
-}
+HOOKS: dict[str, type[LearnerHook]] = {hook.name: hook for hook in BuiltInHook.__subclasses__()}  # type: ignore[type-abstract]
 
 #: The type of each hook in DI-engine's shorthand, and the option that its value stands for.
 SHORTHAND = {

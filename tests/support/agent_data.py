@@ -123,21 +123,20 @@ def small_networks(name):
 
 def change_hyperparameters(name):
     """Returns different values of the hyperparameters that do not change the shapes of variables."""
-    declared = {key: option for key, option in get_hyperparameters(name).items() if key not in small_networks(name)}
-    return {key: value for key, option in declared.items() if (value := _change(option)) is not None}
+    of_shapes = {*small_networks(name), "latent_size", "num_critics", "representation_size"}
+    declared = {key: option for key, option in get_hyperparameters(name).items() if key not in of_shapes}
+    return {key: value for key, option in declared.items() if (value := change(option)) is not None}
 
 
-def _change(hyperparameter):
-    """Returns a different value of a hyperparameter; None if every one would change the shapes of variables."""
-    if hyperparameter.type == "number":
-        return hyperparameter.default * 0.5 if hyperparameter.default else 0.3
-    if hyperparameter.type == "two numbers":
-        return tuple(0.5 * bound for bound in hyperparameter.default)
-    if hyperparameter.name in ("latent_size", "num_critics", "representation_size"):
-        return None
-    if hyperparameter.type == "integer":
-        return hyperparameter.default + 1
-    return not hyperparameter.default if hyperparameter.type == "boolean" else None
+def change(option):
+    """Returns a value of an option that is not its default; None for options of other types than numbers and bools."""
+    if option.type == "number":
+        return option.default * 0.5 if option.default else 0.3
+    if option.type == "two numbers":
+        return tuple(0.5 * bound for bound in option.default)
+    if option.type == "integer":
+        return max(option.default or 0, option.limits.min) + 1
+    return not option.default if option.type == "boolean" else None
 
 
 def to_windows(data):

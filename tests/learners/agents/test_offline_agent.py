@@ -8,7 +8,13 @@ from rlds2reverb.learners.agents import OfflineAgent, get_agent_class, make_agen
 from rlds2reverb.learners.agents.unit_conversions import BoundedActions
 from rlds2reverb.learners.algorithms import ALGORITHMS
 
-CONTINUOUS = ["bc", "td3_bc", "iql", "rebrac", "cql", "awac", "edac", "fql", "spot", "xql"]
+CONTINUOUS = [
+    name
+    for name, algorithm in ALGORITHMS.items()
+    if algorithm.actions == "continuous"
+    and algorithm.items in ("transitions", "trajectories")
+    and not algorithm.step_info
+]
 #: One of each family of losses; the properties of the other agents are slow tests.
 FAST = ["bc", "td3_bc", "iql", "cql"]
 DENSITY = {"density_hidden_sizes": (8,), "num_density_updates": 0}
@@ -85,7 +91,7 @@ def test_item_with_weight_zero_has_a_td_error_but_does_not_affect_critics(name):
         results.append((values(agent), info))
     for one, two in zip(results[0][0], results[1][0], strict=True):
         np.testing.assert_array_equal(one, two)
-    if name != "bc":
+    if ALGORITHMS[name].has_td_errors:
         td = [info.extra["td_error"].numpy() for _, info in results]
         assert td[0].dtype == np.float32 and abs(td[0][2] - td[1][2]) > 1
         np.testing.assert_array_equal(td[0][[0, 1, 3]], td[1][[0, 1, 3]])
@@ -94,7 +100,7 @@ def test_item_with_weight_zero_has_a_td_error_but_does_not_affect_critics(name):
 @pytest.mark.parametrize("name", mark_slow_except(FAST, CONTINUOUS))
 def test_equal_weights_scale_the_losses(name):
     batch = to_trajectory(make_columns(4))
-    loss = "actor_loss" if name == "bc" else "critic_loss"
+    loss = "critic_loss" if ALGORITHMS[name].has_td_errors else "actor_loss"
     one = make(name).train(batch).extra[loss]
     np.testing.assert_allclose(make(name).train(batch, tf.constant(3.0)).extra[loss], 3 * one, rtol=1e-5)
 
