@@ -4,6 +4,7 @@ import functools
 import inspect
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -13,7 +14,7 @@ import pytest
 from command_parameters import list_parameters
 from properties import mark_slow_except
 from reference_impls import episode, rlds_dataset
-from robot_files import TOPICS, write_aloha, write_bag, write_maniskill, write_replay_buffer
+from robot_files import TOPICS, write_aloha, write_bag
 
 from rlds2reverb import (
     IngestOptions,
@@ -83,16 +84,9 @@ VALUES = {
 REQUIRED = {"a bag of ROS 2 or an MCAP file": {"topics": TOPICS}}
 
 
-def write_vd4rl(path):
-    with h5py.File(path, "w") as file:
-        for name in ("observation", "action", "reward", "discount", "step_type"):
-            file[name] = np.arange(3.0)
-    return path
-
-
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory, data):
-    """Provides one dataset of each format, by the format's name."""
+    """Provides a dataset of each format with options, by the format's name."""
     folder = tmp_path_factory.mktemp("formats")
     with h5py.File(folder / "d4rl.hdf5", "w") as file:
         for name, column in ROWS.items():
@@ -116,16 +110,12 @@ def sources(tmp_path_factory, data):
         "a dict of OGBench columns": dict(np.load(ogbench)),
         "a NeoRL file": neorl,
         "a folder of DQN replay logs": data / "formats/atari/replay_logs",
-        "a folder of V-D4RL or DrQ-v2 episodes": data / "formats/vd4rl/cartpole_swingup/64px",
-        "a V-D4RL file": write_vd4rl(folder / "vd4rl.hdf5"),
         "a dict of NeoRL columns": dict(np.load(neorl)),
         "a D4RL file": folder / "d4rl.hdf5",
         "a robomimic file": folder / "robomimic.hdf5",
         "an ALOHA file": write_aloha(folder / "aloha") / "episode_0.hdf5",
         "a folder of ALOHA episodes": folder / "aloha",
-        "a ManiSkill file": write_maniskill(folder / "maniskill.h5"),
         "a bag of ROS 2 or an MCAP file": write_bag(folder / "bag"),
-        "a replay buffer of Diffusion Policy": write_replay_buffer(folder / "replay_buffer.zarr"),
         "a directory prepared by TFDS": tfds,
         "a Minari directory": data / "minari/classic/pendulum-dict/dev-v0",
         "a store": folder / "store",
@@ -134,7 +124,6 @@ def sources(tmp_path_factory, data):
         "a Minari name": "classic/pendulum-dict/dev-v0",
         "a TFDS name": "nested_cameras",
         "a dict of D4RL columns": ROWS,
-        "a MinariDataset": None,
         "an RLDS tf.data.Dataset": rlds_dataset([episode(3, terminal=True)]),
         "episodes in memory": [{**LOG, "terminated": True}, {**LATER_LOG, "terminated": True}],
     }
@@ -150,34 +139,38 @@ def unchanged(sources):
     return functools.cache(lambda name: fingerprint(load(sources[name], **REQUIRED.get(name, {}))))
 
 
-@pytest.mark.parametrize("option", VALUES)
+@pytest.mark.parametrize("file_format", BUILT_IN, ids=str)
+def test_options_of_other_formats_are_an_error(file_format, monkeypatch):
+    monkeypatch.setattr("rlds2reverb.datasets.loading.FORMATS", [replace(file_format, matches=lambda _: True)])
+    for option in VALUES.keys() - file_format.options:
+        with pytest.raises(ValueError, match=rf"^{option}=.* does not apply to {file_format.name}"):
+            load(object(), **{option: VALUES[option]})
+
+
 @pytest.mark.parametrize(
-    "name",
+    ("name", "option"),
     [
         # A TFDS name is opened as the directory of its dataset.
-        pytest.param(file_format.name, marks=[pytest.mark.slow] if file_format.name == "a TFDS name" else [])
+        pytest.param(file_format.name, option, marks=[pytest.mark.slow] if file_format.name == "a TFDS name" else [])
         for file_format in BUILT_IN
-        if file_format.name != "a MinariDataset"
+        for option in file_format.options
+        # Without a network, there is nothing to download.
+        if file_format.name != "a MinariDataset" and option != "download"
     ],
 )
-def test_each_option_of_load_has_an_effect_or_is_an_error(sources, unchanged, name, option, data, monkeypatch):
+def test_each_option_of_a_format_has_an_effect(sources, unchanged, name, option, data, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(data / "formats/rlds/a4"))
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(data / "minari"))
     monkeypatch.setenv("HOME", str(sources["a D4RL file"].parent))  # The parent of OGBench's directory.
-    (found,) = [file_format for file_format in BUILT_IN if file_format.name == name]
     source, value = sources[name], VALUES[option]
-    if option not in found.options:
-        with pytest.raises(ValueError, match=rf"^{option}=.* does not apply to {name}"):
-            load(source, **{option: value})
-    elif option != "download":  # Without a network, there is nothing to download.
-        try:
-            changed = fingerprint(load(source, **{option: value}))
-        except (FileNotFoundError, ValueError) as error:
-            assert name == "a D4RL name" or (f"{option}={value}" if option == "tolerance_s" else "".join(value)) in str(
-                error
-            )  # Names what the option asks for.
-        else:
-            assert changed != unchanged(name)
+    try:
+        changed = fingerprint(load(source, **{option: value}))
+    except (FileNotFoundError, ValueError) as error:
+        assert name == "a D4RL name" or (f"{option}={value}" if option == "tolerance_s" else "".join(value)) in str(
+            error
+        )  # Names what the option asks for.
+    else:
+        assert changed != unchanged(name)
 
 
 def test_options_of_an_open_source_are_an_error():
@@ -208,7 +201,7 @@ def test_documentation_lists_the_options_of_each_format():
         r"^\| ([^|]+) \| ([^|]*) \|$", text.partition("## Options of `load`")[2].partition("\n## ")[0], re.M
     )
     listed = {name.strip(): tuple(re.findall(r"`(\w+)`", options)) for name, options in rows[1:]}
-    assert listed == {file_format.name: file_format.options for file_format in BUILT_IN}
+    assert listed == {file_format.name: file_format.options for file_format in BUILT_IN if file_format.options}
 
 
 def test_help_lists_the_formats_of_each_option(capsys):

@@ -106,8 +106,8 @@ def test_options_that_a_function_does_not_accept_are_refused_or_noted():
 
 #: A value of each option that is not its default, and what happens in runs on a dataset (d), on a table (t), without data
 #: (o), and without an environment (n): where it is refused, and where a note says that it has no effect. It is applied in
-#: all others, for which the tests of the option itself are responsible. Options that are not listed are applied in all
-#: of them, with the value of `change`.
+#: all others, for which the tests of the option itself are responsible. An option that is not listed has the value of
+#: `change`, and is applied in all runs.
 OPTIONS = {
     "algo": ("td3", "", ""),
     "steps": (7, "o", ""),

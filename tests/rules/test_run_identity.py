@@ -41,7 +41,7 @@ from rlds2reverb.training.sources import find_fingerprint, open_data
 from rlds2reverb.training.training import require_same_run
 from rlds2reverb.types.evaluations import Evaluation
 
-#: Values of the options that `change` does not change.
+#: Values of options for the tests of identity; `change` returns those of the others.
 CHANGED = {
     "algo": "td3",
     "steps": 90,
