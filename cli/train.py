@@ -40,7 +40,7 @@ _HEADINGS = {
     "Batches": _GROUPS["Batches"],
     "Online phase": _GROUPS["Online phase"],
     "Evaluation": _GROUPS["Evaluation"],
-    "Checkpoints and logs": _GROUPS["Checkpoints and logs"],
+    "Output": _GROUPS["Output"],
     "Input": [*READING_NAMES, "on_invalid"],
     "Preprocessing": _GROUPS["Preprocessing"],
 }

@@ -42,8 +42,7 @@ DEFAULT_STEPS = 100_000
 _ROUNDING = 1e-6
 
 _run, _agent, _batches, _online, _evaluation, _logs, _preprocessing = (
-    partial(make_option, group)
-    for group in ("Run", "Agent", "Batches", ONLINE, EVALUATION, "Checkpoints and logs", "Preprocessing")
+    partial(make_option, group) for group in ("Run", "Agent", "Batches", ONLINE, EVALUATION, "Output", "Preprocessing")
 )
 
 

@@ -4,6 +4,7 @@ import tensorflow as tf
 from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, run_updates, to_trajectory, to_transition
 from properties import mark_slow_except
 
+from rlds2reverb.learners import agents as agents_package
 from rlds2reverb.learners.agents import OfflineAgent, get_agent_class, make_agent
 from rlds2reverb.learners.agents.unit_conversions import BoundedActions
 from rlds2reverb.learners.algorithms import ALGORITHMS
@@ -144,8 +145,9 @@ def test_initialize_changes_nothing():
         np.testing.assert_array_equal(one, two)
 
 
-def test_agents_derive_from_their_base_or_from_one_other_agent():
+def test_agents_are_public_and_derive_from_their_base_or_one_other_agent():
     agents = {get_agent_class(name) for name in ALGORITHMS}
+    assert {cls.__name__ for cls in agents} <= set(agents_package.__all__)
     for cls in agents:
         bases = cls.__mro__[1 : cls.__mro__.index(OfflineAgent)]
         assert len(agents.intersection(bases)) <= 1
