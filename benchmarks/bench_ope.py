@@ -1,12 +1,14 @@
 """Measures off-policy evaluation against known values: the coverage of intervals, and the order of policies.
 
     python benchmarks/bench_ope.py coverage [--num 200] [--episodes 200] [--record docs/estimates]
-    python benchmarks/bench_ope.py ranking DATA ENV [--updates 10000] [--ensemble 5] [--record docs/estimates]
+    python benchmarks/bench_ope.py ranking DATA ENV [--seed 1] [--method model fqe] [--record docs/estimates]
+    python benchmarks/bench_ope.py pusher pusher_mixed-v2.hdf5
 
 `coverage` evaluates a policy in random MDPs whose values are solutions of linear equations, with every estimator, and
 prints how often the 90 % intervals contain the value. `ranking` trains ten policies of different quality on a dataset
-for a short time, estimates their values from it by fitted Q evaluation, and compares them with their discounted
-returns in the environment. With --record, every estimate is written to a file, from which `pages.py` makes the tables.
+for a short time, estimates their values from it, and compares them with their discounted returns in the environment.
+With --record, every estimate is written to a file, from which `pages.py` makes the tables. `pusher` writes 200 episodes
+of ten policies in Pusher-v5: of five stages of a random search, with two sizes of noise.
 """
 
 from __future__ import annotations
@@ -17,21 +19,24 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import h5py
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
-from records import COVERAGE_COLUMNS, RANKING_COLUMNS, format_number, replace_rows
+from records import COVERAGE_COLUMNS, RANKING_COLUMNS, format_number, record_results, replace_rows
 from tf_agents.policies import tf_policy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import PolicyStep, time_step_spec
 
 from rlds2reverb import train
 from rlds2reverb.envs import evaluate
-from rlds2reverb.learners.fitted_q import FittedQOptions
-from rlds2reverb.learners.value_estimators import ESTIMATORS
+from rlds2reverb.learners.ensemble_fit import FitOptions
+from rlds2reverb.learners.value_estimators import ESTIMATORS as ALL_ESTIMATORS
 from rlds2reverb.training.off_policy_evaluation import evaluate_policies
 from rlds2reverb.training.policy_estimates import PolicyEstimate
 
+#: Models of smooth dynamics do not suit random MDPs.
+ESTIMATORS = [name for name in ALL_ESTIMATORS if name != "model"]
 GAMMA, NUM_STATES, NUM_ACTIONS = 0.95, 5, 2
 #: Linear functions of one-hot states, which represent every Q-function.
 TABULAR = {"hidden_sizes": (), "learning_rate": 0.05, "target_update_rate": 0.05, "batch_size": 256}
@@ -113,8 +118,8 @@ def measure_coverage(num: int, num_episodes: int, behaviour: str, folder: Path |
         new, old = (rng.dirichlet(np.full(NUM_ACTIONS, 2.0), NUM_STATES) for _ in range(2))
         old = 0.5 * old + 0.5 * new
         episodes = [mdp.record(old, rng) for _ in range(num_episodes)]
-        fqe = FittedQOptions(num_updates=1000, seed=number, **TABULAR)
-        settings = {"gamma": GAMMA, "behaviour": behaviour, "fqe": fqe}
+        fqe = FitOptions(num_updates=1000, seed=number, **TABULAR)
+        settings = {"gamma": GAMMA, "behaviour": behaviour, "fit": fqe}
         value = mdp.value(new)
         for result in evaluate_policies([TabularPolicy(new)], episodes, list(ESTIMATORS), **settings):
             covered[result.method].append(result.interval[0] <= value <= result.interval[1])
@@ -140,55 +145,113 @@ def format_result(result: PolicyEstimate, **numbers: float) -> dict[str, str]:
     return {name: format_number(number) for name, number in numbers.items()}
 
 
-def measure_ranking(data: str, env: str, out: Path, *, updates: int, ensemble: int, folder: Path | None) -> None:
-    """Prints the estimate and the return of each policy, and Spearman's correlation of both."""
+def measure_ranking(data: str, env: str, seed: int, methods: list[str], out: Path, folder: Path | None) -> None:
+    """Prints the estimates and the return of each policy, and Spearman's correlation of the order with the returns."""
     runs = []
     for algo, steps, options in RUNS:
         name = "-".join([algo, str(steps), *map(str, options.values())])
         normalize: dict[str, Any] = {"reward": "iql_locomotion"} if algo == "iql" else {}
         normalize |= {"normalize_observations": False} if algo == "bc" else {}
         config = {
-            "steps": steps,
-            "env": "none",
-            "log_every": steps,
-            "checkpoint_every": steps,
+            **{"steps": steps, "env": "none", "log_every": steps, "checkpoint_every": steps, "seed": seed},
             **SMALL,
             **normalize,
             **options,
         }
-        runs.append(train(data, algo, out / name, progress=False, **config))
-    began = time.perf_counter()
-    results = evaluate_policies(runs, data, ["fqe"], fqe=FittedQOptions(updates, ensemble, hidden_sizes=(64, 64)))
-    secs = (time.perf_counter() - began) / len(runs)
+        runs.append(train(data, algo, out / f"{Path(data).stem}-s{seed}" / name, progress=False, **config))
     returns = [_measure_return(env, run.policy) for run in runs]
-    for result, (discounted, total) in zip(results, returns, strict=True):
-        low, high = result.interval
-        print(f"{Path(result.policy).name:16} fqe {result.estimate:9.1f} [{low:9.1f}, {high:9.1f}]   "
-              f"discounted return {discounted:9.1f}   return {total:9.1f}")  # fmt: skip
-    if folder is not None:
+    for method in methods:
+        began = time.perf_counter()
+        results = evaluate_policies(runs, data, [method], gamma=0.99)
+        secs = (time.perf_counter() - began) / len(runs)
         rows = [
-            {"dataset": Path(data).stem, "policy": Path(result.policy).name}
+            {"dataset": Path(data).stem, "seed": str(seed), "method": method, "policy": Path(result.policy).name}
             | format_result(result, discounted_return=discounted, total_return=total)
+            | {"verdict": result.verdict}
             for result, (discounted, total) in zip(results, returns, strict=True)
         ]
-        replace_rows(folder / "ranking.csv", RANKING_COLUMNS, 2, rows)
-    estimates, discounted, totals = [result.estimate for result in results], *zip(*returns, strict=True)
-    print(f"Spearman with discounted returns {spearman(estimates, discounted):.2f}, with returns "
-          f"{spearman(estimates, totals):.2f}; {secs:.0f} s per policy")  # fmt: skip
+        for row in rows:
+            print(f"{row['policy']:16} {method} {row['estimate']:>8} [{row['low']:>8}, {row['high']:>8}] "
+                  f"{row['verdict']:21} discounted return {row['discounted_return']:>8}")  # fmt: skip
+        correlation = spearman([result.interval[0] for result in results], [discounted for discounted, _ in returns])
+        print(f"{method}: Spearman {correlation:.2f}, {secs:.0f} s per policy", flush=True)
+        if folder is not None:
+            record_results(folder / "ranking.csv", rows, RANKING_COLUMNS)
 
 
 def _measure_return(env: str, policy: Any) -> tuple[float, float]:
-    """Returns the mean discounted return over at most 500 steps, of 100 episodes, and that of 10 usual episodes."""
-    num_steps = 500
+    """Returns the mean discounted return over at most 500 steps, and the mean return of 10 usual episodes.
+
+    The first is that of 100 episodes, or of up to 1,000 until its standard error is below 1%.
+    """
+    num_steps, returns = 500, np.zeros(0)
     environments = gymnasium.make_vec(env, 100, "sync", max_episode_steps=num_steps)
-    observations, _ = environments.reset(seed=0)
-    totals, factors = np.zeros(environments.num_envs), np.ones(environments.num_envs)
-    for _ in range(num_steps):
-        observations, rewards, terminated, truncated, _ = environments.step(policy.predict(np.float32(observations)))
-        totals += factors * rewards
-        factors *= np.where(terminated | truncated, 0.0, 0.99)  # Later steps of a slot belong to other episodes.
+    while not len(returns) or (
+        returns.std() / len(returns) ** 0.5 > 0.01 * abs(returns.mean()) and len(returns) < 1000
+    ):
+        observations, _ = environments.reset(seed=len(returns))
+        totals, factors = np.zeros(environments.num_envs), np.ones(environments.num_envs)
+        for _ in range(num_steps):
+            observations, rewards, terminated, truncated, _ = environments.step(
+                policy.predict(np.float32(observations))
+            )
+            totals += factors * rewards
+            factors *= np.where(terminated | truncated, 0.0, 0.99)  # Later steps of a slot belong to other episodes.
+            if not factors.any():
+                break
+        returns = np.append(returns, totals)
     environments.close()
-    return float(totals.mean()), evaluate(env, policy, 10).mean
+    return float(returns.mean()), evaluate(env, policy, 10).mean
+
+
+def record_pusher(path: Path) -> None:
+    """Writes episodes of linear policies that augmented random search (Mania et al. 2018, algorithm 1, V2-t) learns."""
+    rng, num, num_steps = np.random.default_rng(7), 16, 100
+    environments = gymnasium.make_vec("Pusher-v5", 2 * num, "sync")
+    size, num_actions = environments.single_observation_space.shape[0], environments.single_action_space.shape[0]
+    matrix, statistics = np.zeros((num_actions, size)), [np.zeros((0, size))]
+    columns: dict[str, list[np.ndarray]] = {"observations": [], "actions": [], "rewards": [], "next_observations": []}
+
+    def roll_out(matrices: np.ndarray, noise: float, seed: int) -> list[np.ndarray]:
+        """Returns observations, actions, rewards and next observations [T, N, ...]."""
+        mean, std = (np.zeros(size), np.ones(size)) if len(statistics) == 1 else compute_statistics(statistics)
+        observations, _ = environments.reset(seed=seed)
+        steps = []
+        for _ in range(num_steps):
+            inputs = np.clip((observations - mean) / std, -5, 5)
+            actions = np.einsum("nij,nj->ni", matrices, inputs) + noise * rng.normal(size=(len(matrices), num_actions))
+            actions = np.float32(np.clip(actions, -2, 2))
+            following, rewards, *_ = environments.step(actions)
+            steps.append((observations, actions, rewards, following))
+            observations = following
+        return [np.array(column) for column in zip(*steps, strict=True)]
+
+    for iteration in range(121):
+        if iteration in (0, 8, 25, 60, 120):
+            for noise in (0.1, 0.3):
+                found = roll_out(np.tile(matrix, (2 * num, 1, 1)), noise, 100 + iteration)
+                for column, values in zip(columns.values(), found, strict=True):
+                    episodes = np.moveaxis(values, 1, 0)[:20].astype(np.float32)
+                    column.append(episodes.reshape(-1, *values.shape[2:]))
+        directions = rng.normal(size=(num, num_actions, size))
+        tried = np.concatenate([matrix + 0.05 * directions, matrix - 0.05 * directions])
+        observations, _, rewards, _ = roll_out(tried, 0.0, int(rng.integers(1 << 30)))
+        statistics.append(observations.reshape(-1, size))
+        totals = rewards.sum(axis=0).reshape(2, num)
+        best = np.argsort(-totals.max(axis=0))[:8]
+        gains = (totals[0] - totals[1])[best]
+        matrix = matrix + 0.05 / (8 * totals[:, best].std()) * np.einsum("n,nij->ij", gains, directions[best])
+    with h5py.File(path, "w") as file:
+        for name, parts in columns.items():
+            file[name] = np.concatenate(parts)
+        count = len(file["rewards"])
+        file["terminals"], file["timeouts"] = np.zeros(count, bool), np.arange(count) % num_steps == num_steps - 1
+
+
+def compute_statistics(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the mean and the standard deviation of observations."""
+    joined = np.concatenate(parts)
+    return joined.mean(axis=0), joined.std(axis=0) + 1e-4
 
 
 def spearman(x: Any, y: Any) -> float:
@@ -209,8 +272,10 @@ def main() -> None:
     ranking.add_argument("data")
     ranking.add_argument("env")
     ranking.add_argument("--out", type=Path, default=Path("runs"))
-    ranking.add_argument("--updates", type=int, default=10_000)
-    ranking.add_argument("--ensemble", type=int, default=5)
+    ranking.add_argument("--seed", type=int, default=1)
+    ranking.add_argument("--method", nargs="+", default=["model", "fqe"])
+    pusher = commands.add_parser("pusher")
+    pusher.add_argument("file", type=Path)
     for command in (coverage, ranking):
         command.add_argument(
             "--record", type=Path, metavar="DIR", help="directory of the files, such as docs/estimates"
@@ -218,9 +283,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.command == "coverage":
         measure_coverage(options.num, options.episodes, options.behaviour, options.record)
+    elif options.command == "ranking":
+        measure_ranking(options.data, options.env, options.seed, options.method, options.out, options.record)
     else:
-        limits = {"updates": options.updates, "ensemble": options.ensemble}
-        measure_ranking(options.data, options.env, options.out, **limits, folder=options.record)
+        record_pusher(options.file)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ A page contains any of these marks, and the script writes what belongs between t
     <!-- table: results FILE --> <!-- end -->             all agents in docs/results/FILE.csv
     <!-- table: estimates coverage --> <!-- end -->       how often intervals contain known values, by method
     <!-- table: estimates ranking --> <!-- end -->        correlations of estimates with returns, by dataset
+    <!-- table: estimates tried --> <!-- end -->          the same of ways to order policies, by dataset
     <!-- value: speed NAME COLUMN --> <!-- end -->        a column of a row with a name, such as its ratio
 """
 
@@ -27,6 +28,7 @@ from matplotlib.figure import Figure
 from records import read
 
 from rlds2reverb.learners.figure_style import COLOURS, GREY, render_svg, style_axes
+from rlds2reverb.training.policy_estimates import CANNOT_TELL
 
 ROOT = Path(__file__).parent.parent
 SPEED, RESULTS = ROOT / "docs/speed.csv", ROOT / "docs/results"
@@ -169,7 +171,7 @@ def read_groups(path: Path, key: str) -> dict[str, dict[str, np.ndarray]]:
     """Returns the numbers of the other columns [N], by the value of a column."""
     rows = read(path)
     groups = {row[key]: [other for other in rows if other[key] == row[key]] for row in rows}
-    numbers = [name for name in rows[0] if name not in (key, "policy")]
+    numbers = [name for name in rows[0] if name != key]
     return {name: {n: np.array([float(row[n]) for row in group]) for n in numbers} for name, group in groups.items()}
 
 
@@ -183,17 +185,41 @@ def make_coverage_table() -> str:
 
 
 def make_ranking_table() -> str:
-    rows = [["data", "policies", "correlation with discounted returns", "intervals that contain them"]]
-    for dataset, found in read_groups(ESTIMATES / "ranking.csv", "dataset").items():
-        returns, ranks = found["discounted_return"], lambda values: np.argsort(np.argsort(values))
-        correlation = np.corrcoef(ranks(found["estimate"]), ranks(returns))[0, 1]
-        is_covered = (found["low"] <= returns) & (returns <= found["high"])
-        rows.append([dataset, str(len(returns)), f"{correlation:.2f}", f"{is_covered.sum()} of {len(returns)}"])
+    """Returns a table with a row per dataset, method and seed of the policies."""
+    rows = [["data", "method", "seed", "policies", "correlation", "in the interval", "can't tell", "else in it"]]
+    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in read(ESTIMATES / "ranking.csv"):
+        groups.setdefault((row["dataset"], row["method"], row["seed"]), []).append(row)
+    for (dataset, method, seed), found in groups.items():
+        low, high, returns = (
+            np.array([float(row[name]) for row in found]) for name in ("low", "high", "discounted_return")
+        )
+        ranks = [np.argsort(np.argsort(values)) for values in (low, returns)]
+        is_covered, is_told = (
+            (low <= returns) & (returns <= high),
+            np.array([row["verdict"] != CANNOT_TELL for row in found]),
+        )
+        counts = [f"{is_covered.sum()} of {len(found)}", str((~is_told).sum())]
+        told = f"{is_covered[is_told].sum()} of {is_told.sum()}"
+        correlation = f"{np.corrcoef(*ranks)[0, 1]:.2f}"
+        rows.append([dataset, f"`{method}`", seed, str(len(found)), correlation, *counts, told])
+    return make_table(rows)
+
+
+def make_tried_table() -> str:
+    """Returns a table with a row per way to order policies, and the correlation for each dataset."""
+    found = read(ESTIMATES / "tried.csv")
+    datasets = list(dict.fromkeys(row["dataset"] for row in found))
+    cells = {(row["rule"], row["dataset"]): row for row in found}
+    rows = [["order", *datasets]]
+    for rule in dict.fromkeys(row["rule"] for row in found):
+        texts = [cells.get((rule, dataset), {"correlation": "", "covered": ""}) for dataset in datasets]
+        rows.append([rule, *(cell["correlation"] + (cell["covered"] and f" ({cell['covered']})") for cell in texts)])
     return make_table(rows)
 
 
 def make_estimates_table(name: str) -> str:
-    table = {"coverage": make_coverage_table, "ranking": make_ranking_table}[name]()
+    table = {"coverage": make_coverage_table, "ranking": make_ranking_table, "tried": make_tried_table}[name]()
     return f"{table}\n\n[All estimates](estimates/{name}.csv)"
 
 

@@ -30,7 +30,10 @@ SPEED_COLUMNS = (
 )
 RESULT_COLUMNS = ("dataset", "agent", "seed", "updates", "mean_return", "std_over_episodes", "commit", "command")
 COVERAGE_COLUMNS = ("mdp", "method", "value", "estimate", "low", "high")
-RANKING_COLUMNS = ("dataset", "policy", "estimate", "low", "high", "discounted_return", "total_return")
+RANKING_COLUMNS = (
+    *("dataset", "seed", "method", "policy", "estimate", "low", "high", "verdict"),
+    *("discounted_return", "total_return", "commit", "command"),
+)
 DATASET_COLUMNS = ("dataset", "episodes", "mean_return", "best_return")
 
 _options = Namespace(record=None, busy="")
@@ -83,8 +86,8 @@ def _describe_command() -> str:
     return f"python benchmarks/{Path(sys.argv[0]).name} {arguments}".strip()
 
 
-def record_results(path: Path, rows: list[dict[str, str]]) -> None:
-    """Writes the evaluations of runs, with this command and the commit that is checked out.
+def record_results(path: Path, rows: list[dict[str, str]], columns: Sequence[str] = RESULT_COLUMNS) -> None:
+    """Writes the evaluations of runs, with this command and the commit that is checked out; see `replace_rows`.
 
     A '+' follows the commit if files were edited since. Runs that an earlier commit has made must not be in the folder.
     """
@@ -93,7 +96,7 @@ def record_results(path: Path, rows: list[dict[str, str]]) -> None:
         for arguments in (("rev-parse", "--short=8", "HEAD"), ("status", "--porcelain", "--", "*.py"))
     )
     origin = {"commit": commit + ("+" if status else ""), "command": _describe_command()}
-    replace_rows(path, RESULT_COLUMNS, 3, [{**row, **origin} for row in rows])
+    replace_rows(path, columns, 3, [{**row, **origin} for row in rows])
 
 
 def read(path: Path) -> list[dict[str, str]]:

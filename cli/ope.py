@@ -32,8 +32,7 @@ _EPISODES = {"auto": None, "held-out": True, "all": False}
     "methods",
     multiple=True,
     type=click.Choice(list(ESTIMATORS)),
-    default=["fqe"],
-    show_default="fqe",
+    show_default="model where it applies, else fqe",
     help=f"{', '.join(f'{name}: {estimator.title}' for name, estimator in ESTIMATORS.items())}. Repeatable.",
 )
 @option("--gamma", type=fraction, show_default="that of the run, or 0.99", help="Discount factor.")
@@ -55,9 +54,9 @@ _EPISODES = {"auto": None, "held-out": True, "all": False}
     "--updates",
     default=10_000,
     type=at_least_1,
-    help="Number of updates of fitted Q evaluation and of behavioural cloning.",
+    help="Number of updates of each fit.",
 )
-@option("--ensemble", default=5, type=at_least_1, help="Number of Q-functions of fitted Q evaluation.")
+@option("--ensemble", default=5, type=at_least_1, help="Number of models or Q-functions.")
 @option("--seed", default=0, type=at_least_0, help="Random seed of weights, batches and the bootstrap.")
 @option("--out", type=checks.estimates, help="File to write: the estimates, or a figure of them.")
 @reading_options
@@ -72,11 +71,12 @@ def ope(policies: tuple[Path, ...], methods: tuple[str, ...], out: Path | None, 
       rlds2reverb ope runs/iql runs/td3_bc --data held_out.hdf5 --out ope.png
 
     RUN is the --run-dir of rlds2reverb train, or a directory that TF-Agents' PolicySaver wrote, such as
-    runs/iql/best_policy. Policies that take a single continuous action in each state have no probabilities; only fqe
-    evaluates them. If the command is stopped, the same one continues.
+    runs/iql/best_policy. Policies that take a single continuous action in each state have no probabilities; only model
+    and fqe evaluate them. If the command is stopped, the same one continues.
 
-    Several policies are listed from the highest to the lowest estimate; the order of those whose intervals overlap is
-    not certain. Use data that no policy was trained on, or hold out episodes with train --validation.
+    The verdict is "can't tell", with the reasons, unless the data say what the policy is worth. Several policies are
+    listed by what they reach at least, the lower end of the interval. Use data that no policy was trained on, or hold
+    out episodes with train --validation.
     """
     paths = list(dict.fromkeys(policies))
     if len(paths) > 1 and len(methods) > 1:
@@ -102,6 +102,8 @@ def ope(policies: tuple[Path, ...], methods: tuple[str, ...], out: Path | None, 
     else:
         print(output.escape_controls(format_estimates(estimates)))
         for result in estimates:
+            for sentence in result.doubts:
+                print(output.escape_controls(f"{result.policy}: {result.verdict}: {sentence}"))
             for sentence in result.warnings:
                 output.warn(f"{result.policy}: {sentence}")
 
@@ -112,16 +114,16 @@ def _run_estimates(
     """Returns the estimates of the methods for each policy, and shows the progress unless the output is JSON."""
     source = open_source(options)
     import_quietly("tensorflow", "tf_agents.agents.tf_agent")
-    from rlds2reverb.learners.fitted_q import FittedQOptions
+    from rlds2reverb.learners.ensemble_fit import FitOptions
     from rlds2reverb.training.off_policy_evaluation import evaluate_policies
 
-    fqe = FittedQOptions(num_updates=options["updates"], ensemble_size=options["ensemble"], seed=options["seed"])
+    fqe = FitOptions(num_updates=options["updates"], ensemble_size=options["ensemble"], seed=options["seed"])
     return evaluate_policies(
         policies,
         source,
         methods,
         Progress(quiet=as_json, describe=output.name_options),
         held_out=_EPISODES[options["episodes"]],
-        fqe=fqe,
+        fit=fqe,
         **{name: options[name] for name in ("gamma", "behaviour", "confidence")},
     )

@@ -1,6 +1,7 @@
 from .algorithms import register_agent as register_agent
 from .checkpoints import Checkpoint as Checkpoint, Checkpoints as Checkpoints
 from .comm_learner import BaseCommLearner as BaseCommLearner
+from .ensemble_fit import FitOptions as FitOptions
 from .feeds import (
     Feed as Feed,
     InMemoryDataset as InMemoryDataset,
@@ -9,7 +10,6 @@ from .feeds import (
     make_feed as make_feed,
     require_experience as require_experience,
 )
-from .fitted_q import FittedQOptions as FittedQOptions
 from .learner import Learner as Learner, TrainingDivergedError as TrainingDivergedError
 from .random_shift import RandomShift as RandomShift
 from .run_directory import RunDirectory as RunDirectory

@@ -44,6 +44,7 @@ class Estimator:
 #: evaluation". fqe: Le, Voloshin & Yue (2019), arXiv:1903.08738. dr: Jiang & Li (2016), arXiv:1511.03722. wdr: Thomas &
 #: Brunskill (2016), arXiv:1604.00923.
 ESTIMATORS = {
+    "model": Estimator("rollouts in models", uses_ratios=False),
     "fqe": Estimator("fitted Q evaluation", uses_ratios=False, uses_values=True),
     "dr": Estimator("doubly robust", uses_values=True),
     "wdr": Estimator("weighted doubly robust", uses_values=True, is_self_normalized=True),

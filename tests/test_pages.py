@@ -154,9 +154,16 @@ def test_code_of_an_agent_includes_what_it_imports(monkeypatch):
 
 
 def test_estimates_are_compared_with_returns(pages, monkeypatch, tmp_path):
-    rows = ["d,a,1,0,2,1.5,9", "d,b,2,1,3,2.5,9", "d,c,3,2,4,9,9", "e,a,2,1,3,0,9", "e,b,1,0,2,9,9"]
-    columns = "dataset,policy,estimate,low,high,discounted_return,total_return"
+    rows = ["d,0,fqe,a,1,0,2,can't tell,1.5", "d,0,fqe,b,2,1,3,yes,2.5", "d,0,fqe,c,3,2,4,yes,9"]
+    rows += ["e,0,model,a,2,1,3,yes,0", "e,0,model,b,1,0,2,yes,9"]
+    columns = "dataset,seed,method,policy,estimate,low,high,verdict,discounted_return"
     (tmp_path / "ranking.csv").write_text("\n".join([columns, *rows]) + "\n")
+    (tmp_path / "tried.csv").write_text("rule,dataset,correlation,covered\nx,d,0.5,9 of 10\ny,e,0.25,\n")
     monkeypatch.setattr(pages, "ESTIMATES", tmp_path)
     table = pages.make_estimates_table("ranking").splitlines()[2:4]
-    assert table == ["| d | 3 | 1.00 | 2 of 3 |", "| e | 2 | -1.00 | 0 of 2 |"]
+    assert table == [
+        "| d | `fqe` | 0 | 3 | 1.00 | 2 of 3 | 1 | 1 of 2 |",
+        "| e | `model` | 0 | 2 | -1.00 | 0 of 2 | 0 | 0 of 2 |",
+    ]
+    table = pages.make_estimates_table("tried").splitlines()[:4]
+    assert table[::2] + table[3:] == ["| order | d | e |", "| x | 0.5 (9 of 10) |  |", "| y |  | 0.25 |"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 from tf_agents.policies import tf_policy
-from tf_agents.trajectories import TimeStep
+from tf_agents.trajectories import PolicyStep, TimeStep
 from tf_agents.utils import nest_utils
 
 from rlds2reverb.adders.places import Take
@@ -22,6 +23,7 @@ from rlds2reverb.learners.runs import Run, is_run_directory, load_run
 from rlds2reverb.policies.batched_policies import BatchedPolicy
 from rlds2reverb.policies.onnx_policies import is_onnx_file
 from rlds2reverb.policies.saved_policies import POLICY_FOLDER, is_saved_model, load_policy
+from rlds2reverb.system.code_fingerprints import describe_reference
 from rlds2reverb.system.sealed_files import file_digest
 from rlds2reverb.types import fields
 from rlds2reverb.types.specs import Nest, describe, leaves, path_name
@@ -31,6 +33,32 @@ from .directories import require_one_run
 
 #: Number of actions that stand for those of a stochastic policy with continuous actions in one state.
 _NUM_SAMPLES = 8
+
+
+class FunctionPolicy(tf_policy.TFPolicy):
+    """A policy that a function of arrays computes, named like it, from observations [B, ...] to actions [B, ...]."""
+
+    def __init__(self, function: Callable[[Nest], Any], time_step_spec: TimeStep, action_spec: Any):
+        """Sets the function and the specs of the data."""
+        super().__init__(time_step_spec, action_spec)
+        self._function, self._name = function, getattr(function, "__name__", type(function).__name__)
+
+    def _action(self, time_step: TimeStep, policy_state: Any, seed: Any) -> PolicyStep:
+        spec, observation = self.action_spec, time_step.observation
+
+        def call(*arrays: Any) -> np.ndarray:
+            nest = tf.nest.pack_sequence_as(observation, [array.numpy() for array in arrays])
+            action = np.asarray(self._function(nest), spec.dtype.as_numpy_dtype)
+            if action.shape != (len(arrays[0]), *spec.shape):
+                raise SpecMismatchError(
+                    f"the policy {describe_reference(self._function)} must return actions "
+                    f"{[len(arrays[0]), *spec.shape]} for a batch of {len(arrays[0])} observations, got "
+                    f"{list(action.shape)}"
+                )
+            return action
+
+        action = tf.py_function(call, tf.nest.flatten(observation), spec.dtype)
+        return PolicyStep(tf.ensure_shape(action, [None, *spec.shape]), policy_state)
 
 
 class EvaluatedPolicy:
@@ -120,6 +148,10 @@ class EvaluatedPolicy:
             samples += [self.to_choice(self._sample(observation, seed + k)) for k in range(1, _NUM_SAMPLES)]
         return np.stack(samples, axis=1)
 
+    def act(self, observation: Nest, seed: int) -> np.ndarray:
+        """Returns the choice of an action of the policy in each state, float32 `[B, C]`; see `choose`."""
+        return self.to_choice(self._sample(observation, seed))
+
     def choose_along(self, take: Take, num_steps: np.ndarray, seed: int) -> np.ndarray:
         """Returns what a policy with a state does in each step of E episodes, float32 `[N, 1, C]`.
 
@@ -172,9 +204,9 @@ class EvaluatedPolicy:
         if log_probs is None:
             if self.has_state or not self.is_discrete or self._acts_randomly(observation):
                 raise ArgumentError(
-                    f"must be 'fqe' for {self.name}, whose actions have no probabilities that importance weights "
-                    "require: it was saved without them, or takes a single continuous action in each state; or pass "
-                    "the collect_policy of an agent with a stochastic actor",
+                    f"must be 'model' or 'fqe' for {self.name}, whose actions have no probabilities that importance "
+                    "weights require: it was saved without them, or takes a single continuous action in each state; or "
+                    "pass the collect_policy of an agent with a stochastic actor",
                     about="method",
                 )
             return np.where(self._sample(observation, 0) == action, 0.0, -np.inf)

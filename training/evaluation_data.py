@@ -19,7 +19,7 @@ from rlds2reverb.types.specs import Nest
 
 from .config import TrainingConfig
 from .dataset import StepData, open_dataset
-from .evaluated_policies import EvaluatedPolicy
+from .evaluated_policies import EvaluatedPolicy, FunctionPolicy
 from .sources import open_source
 from .step_info import SOURCE_FIELDS, make_step_info
 
@@ -46,13 +46,23 @@ class EvaluationSource:
             raise SourceError("off-policy evaluation requires absolute actions; leave 'delta' out of the mapping")
         self._source, self._opened = opened, dict[str, StepData]()
 
+    def load(self, policy: Any) -> EvaluatedPolicy:
+        """Returns a policy; a function takes the specs of the data."""
+        if not callable(policy) or hasattr(policy, "time_step_spec"):
+            return EvaluatedPolicy(policy)
+        is_discrete = np.issubdtype(np.asarray(next(iter(self._source)).steps[fields.ACTION]).dtype, np.integer)
+        data = self._open("dqn" if is_discrete else "td3", {}, ())
+        return EvaluatedPolicy(FunctionPolicy(policy, data.time_step_spec, data.action_spec))
+
     def open(self, policy: EvaluatedPolicy, other_fields: Sequence[str]) -> StepData:
         """Returns the data for a policy; raises as `open_data`."""
         saved = {} if policy.run is None else policy.run.configuration
         options = {name: saved[name] for name in _DATA_OPTIONS if saved.get(name)}
-        algo = "gcbc" if policy.has_goals else "dqn" if policy.is_discrete else "td3"
+        return self._open("gcbc" if policy.has_goals else "dqn" if policy.is_discrete else "td3", options, other_fields)
+
+    def _open(self, algo: str, options: dict[str, Any], other_fields: Sequence[str]) -> StepData:
         config = TrainingConfig(algo, env=None, **options)
-        key = repr((config.algo, options))
+        key = repr((config.algo, options, other_fields))
         if key not in self._opened:
             data = open_dataset(self._source, config, other_fields=other_fields)
             assert isinstance(data, StepData)
@@ -79,6 +89,8 @@ class EvaluationData:
       rewards: rewards of transitions, float64 [R]; `env_discounts` are the discounts of the environment.
       returns: discounted returns from the beginning of each transition, float64 [R]; `first_returns` from that of each
         episode, [E].
+      possible_returns: lowest, mean and highest discounted return, for what the data leave open: the extremes are those
+        from any step, the mean is that of episodes. The rewards of truncated episodes count as if they continued.
       goals: rows of the dataset, int64 [R]; None without goals. `first_goals` are those of first states, [E].
     """
 
@@ -127,6 +139,10 @@ class EvaluationData:
         info = make_step_info(columns, self.num_steps, ("return_to_go",), gamma=self.gamma)
         self.returns = info["return_to_go"][self.starts]
         self.first_returns = info["return_to_go"][self.firsts]
+        continued = self.first_returns / (1 - self.gamma**self.lengths) if self.gamma < 1 else self.first_returns
+        whole = np.where(is_end[ends], self.first_returns, continued)
+        every = np.append(self.returns, whole)
+        self.possible_returns = every.min(), whole.mean(), every.max()
 
     def _set_goals(self, seed: int) -> None:
         """Draws goals, and sets the rewards and returns of the data for them."""
@@ -144,6 +160,7 @@ class EvaluationData:
         self.returns = self._returns_until(goals, rows, last_rows)
         self.first_goals, firsts = first_goals, rows[ends - self.lengths + 1]
         self.first_returns = self._returns_until(first_goals, firsts, last_rows[ends])
+        self.possible_returns = self.returns.min(), self.first_returns.mean(), self.returns.max()
 
     def _returns_until(self, goals: np.ndarray, rows: np.ndarray, last_rows: np.ndarray) -> np.ndarray:
         """Returns the discounted sums of -1 per transition until the goal, or until the end if it is not reached."""

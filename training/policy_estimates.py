@@ -21,6 +21,9 @@ from rlds2reverb.types.locations import expand_path
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+#: The two verdicts on an estimate.
+SUPPORTED, CANNOT_TELL = "supported by the data", "can't tell"
+
 
 @dataclass(frozen=True)
 class PolicyEstimate:
@@ -36,11 +39,13 @@ class PolicyEstimate:
       data: name of the dataset.
       num_episodes: number of episodes that were used.
       is_held_out: whether they are the held-out episodes of the policy's run.
-      data_return: mean discounted return of these episodes.
+      data_return: mean discounted return of these episodes; `best_return` is the highest.
       behaviour: source of the probabilities of the data's actions, 'cloned' or the name of a field; None if they were
         not needed.
       effective_sample_size: number of equally weighted episodes that say as much; None without importance weights.
-      warnings: sentences about what may be wrong with the estimate.
+      held_out_loss: loss of the fit on episodes outside the bootstrap samples; None without a fit or such episodes.
+      doubts: sentences about why the data do not tell the return of the policy.
+      warnings: sentences about what the estimate does not include.
     """
 
     policy: str
@@ -53,13 +58,21 @@ class PolicyEstimate:
     num_episodes: int
     is_held_out: bool
     data_return: float
+    best_return: float
     behaviour: str | None = None
     effective_sample_size: float | None = None
+    held_out_loss: float | None = None
+    doubts: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
+    @property
+    def verdict(self) -> str:
+        """One of `SUPPORTED` and, if there are doubts, `CANNOT_TELL`."""
+        return CANNOT_TELL if self.doubts else SUPPORTED
+
     def as_dict(self) -> dict[str, Any]:
-        """Returns the attributes as JSON values."""
-        return dict(json.loads(json.dumps(asdict(self))))
+        """Returns the attributes and the verdict as JSON values."""
+        return {**json.loads(json.dumps(asdict(self))), "verdict": self.verdict}
 
     def save(self, path: str | Path) -> None:
         """Writes the attributes as a JSON file; raises `StorageFullError` if the disk is full."""
@@ -69,20 +82,24 @@ class PolicyEstimate:
         """Returns the cells of the estimate's row in `format_estimates`."""
         size = self.effective_sample_size
         ends = " to ".join(f"{end:,.4g}" for end in self.interval)
-        return [self.policy, self.method, f"{self.estimate:,.4g}", ends, "-" if size is None else f"{size:,.1f}"]
+        numbers = [f"{self.estimate:,.4g}", ends, self.verdict, "-" if size is None else f"{size:,.1f}"]
+        return [self.policy, self.method, *numbers]
 
     def __str__(self) -> str:
         which = "held-out episodes" if self.is_held_out else "episodes"
         size, behaviour = self.effective_sample_size, self.behaviour
         lines = [
             f"{self.policy}: {ESTIMATORS[self.method].title} {self.estimate:,.4g}, {self.confidence:.0%} interval "
-            f"{self.interval[0]:,.4g} to {self.interval[1]:,.4g}",
-            f"from {self.num_episodes:,} {which} of {self.data}, discount {self.gamma:g}; their mean discounted "
-            f"return is {self.data_return:,.4g}",
+            f"{self.interval[0]:,.4g} to {self.interval[1]:,.4g}: {self.verdict}",
+            f"from {self.num_episodes:,} {which} of {self.data}, discount {self.gamma:g}; their discounted returns are "
+            f"{self.data_return:,.4g} on average and {self.best_return:,.4g} at best",
         ]
+        if self.held_out_loss is not None:
+            lines.append(f"loss of the fit on episodes outside the bootstrap samples: {self.held_out_loss:.3g}")
         if size is not None:
             lines.append(f"effective sample size {size:,.1f} episodes; behaviour probabilities: {behaviour}")
-        return "\n".join([*lines, *(f"warning: {sentence}" for sentence in self.warnings)])
+        doubts = [f"{CANNOT_TELL}: {sentence}" for sentence in self.doubts]
+        return "\n".join([*lines, *doubts, *(f"warning: {sentence}" for sentence in self.warnings)])
 
 
 def load_estimate(path: Path) -> PolicyEstimate | None:
@@ -90,13 +107,17 @@ def load_estimate(path: Path) -> PolicyEstimate | None:
     with suppress(CorruptFileError):
         if (saved := load_json(path)) is not None:
             lists = {name: tuple(value) for name, value in saved.items() if isinstance(value, list)}
+            saved.pop("verdict", None)
             return PolicyEstimate(**{**saved, **lists})
     return None
 
 
 def order_estimates(estimates: Sequence[PolicyEstimate]) -> list[PolicyEstimate]:
-    """Returns estimates from the highest to the lowest, the first with a warning if they are not comparable."""
-    first, *others = sorted(estimates, key=lambda result: -result.estimate)
+    """Returns estimates from the highest to the lowest lower end of their intervals.
+
+    The first one has a warning if they are not comparable.
+    """
+    first, *others = sorted(estimates, key=lambda result: (-result.interval[0], -result.estimate))
     if len({(result.gamma, result.num_episodes, result.data_return) for result in estimates}) > 1:
         warning = Message(
             "the estimates are not comparable, because the discounts or the held-out episodes of the policies differ; "
@@ -139,7 +160,8 @@ def format_estimates(estimates: Sequence[PolicyEstimate]) -> str:
     """Returns a table with a row per estimate, and a sentence on the order if they are of several policies."""
     interval = f"{estimates[0].confidence:.0%} interval"
     table = format_columns(
-        ["policy", "method", "estimate", interval, "effective sample size"], [row.format_row() for row in estimates]
+        ["policy", "method", "estimate", interval, "verdict", "effective sample size"],
+        [row.format_row() for row in estimates],
     )
     return f"{table}\n{describe_order(estimates)}" if len(estimates) > 1 else table
 
@@ -147,13 +169,14 @@ def format_estimates(estimates: Sequence[PolicyEstimate]) -> str:
 def draw_estimates(estimates: Sequence[PolicyEstimate]) -> Figure:
     """Draws ordered estimates with their intervals, from top to bottom, with lines across which the order is certain.
 
-    The dashed line is the mean return of the data.
+    The dashed line is the mean return of the data. Estimates that the data do not support have hollow marks.
     """
     first, groups = estimates[0], group_estimates(estimates)
     figure, axes = make_axes((7.0, 1.9 + 0.35 * len(estimates)))
     for place, result in enumerate(estimates):
+        fill = "none" if result.doubts else "full"
         axes.plot(result.interval, [place, place], color=COLOURS[0], linewidth=2.0, solid_capstyle="butt")
-        axes.plot([result.estimate], [place], color=COLOURS[0], marker="o", linestyle="none")
+        axes.plot([result.estimate], [place], color=COLOURS[0], marker="o", linestyle="none", fillstyle=fill)
     if len({result.data_return for result in estimates}) == 1:
         axes.axvline(first.data_return, color=GREY, linestyle="--", linewidth=1.0, label="mean return of the data")
     for number, end in enumerate(np.cumsum(list(map(len, groups)))[:-1]):

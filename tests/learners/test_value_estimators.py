@@ -8,7 +8,9 @@ from tf_agents.specs import tensor_spec
 
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.agents.unit_conversions import BoundedActions, DiscreteActions, Observations
-from rlds2reverb.learners.fitted_q import FittedQ, FittedQOptions, PolicyTransitions
+from rlds2reverb.learners.dynamics_model import DynamicsModel
+from rlds2reverb.learners.ensemble_fit import FitOptions, PolicyTransitions
+from rlds2reverb.learners.fitted_q import FittedQ
 from rlds2reverb.learners.value_estimators import (
     ESTIMATORS,
     average,
@@ -108,7 +110,7 @@ def test_fitted_q_loss_and_targets_match_numpy(is_discrete):
         if is_discrete
         else BoundedActions(ACTION_SPEC)
     )
-    options = FittedQOptions(num_updates=3, ensemble_size=2, hidden_sizes=(), learning_rate=0.1, target_update_rate=0.5)
+    options = FitOptions(num_updates=3, ensemble_size=2, hidden_sizes=(), learning_rate=0.1, target_update_rate=0.5)
     fitted = FittedQ(
         Observations(TIME_STEP_SPEC.observation), actions, options, gamma=0.9, offset=2.0, scale=3.0, bounds=(-1.5, 2.5)
     )
@@ -123,25 +125,47 @@ def test_fitted_q_loss_and_targets_match_numpy(is_discrete):
                 outputs.append((np.concatenate([observation, choice], 1) @ matrix + bias)[:, 0])
         return 2.0 + 3.0 * np.array(outputs)
 
-    network, target = fitted.trackables["network"], fitted.trackables["target"]
+    network, target = fitted.network, fitted.target
     weights = tf.nest.map_structure(np.array, network.layers())
     expected = batch.reward + 0.9 * batch.discount * values(weights, batch.next_observation, batch.next_choice)
     expected = np.clip(expected, -1.5, 2.5)
     np.testing.assert_allclose(fitted.targets(batch), expected, rtol=1e-5)
-    errors = (values(weights, batch.observation, batch.choice) - expected) / 3.0
-    assert float(fitted.loss(batch, expected.astype(np.float32))) == pytest.approx(
-        (batch.weights * errors**2).mean(1).sum(), rel=1e-5
-    )
+    errors = (values(weights, batch.observation, batch.choice) - expected) ** 2 / 9.0
+    np.testing.assert_allclose(fitted.errors(batch), errors, rtol=1e-4)
     before = target.flat.numpy()
-    fitted.update(batch)
+    inside = (batch.weights * errors).sum() / batch.weights.sum()
+    outside = errors[batch.weights == 0]
+    np.testing.assert_allclose(fitted.update(batch), [inside, outside.sum(), len(outside)], rtol=1e-4)
     np.testing.assert_allclose(target.flat, (before + network.flat) / 2, rtol=1e-5)
+
+
+def test_model_errors_and_predictions_match_numpy():
+    options = FitOptions(num_updates=3, ensemble_size=2, hidden_sizes=())
+    scales = np.array([0.1, 0.2, 0.3, 0.4]), np.array([1.0, 2.0, 3.0, 4.0])
+    bounds = np.full(4, -9.0), np.array([9.0, 9.0, 9.0, 0.25])
+    model = DynamicsModel(
+        Observations(TIME_STEP_SPEC.observation), BoundedActions(ACTION_SPEC), options, scales=scales, bounds=bounds
+    )
+    batch = make_batch(2)
+    inputs = np.concatenate([batch.observation, batch.choice], axis=1)
+    outputs = np.stack([inputs @ matrix.numpy() + bias.numpy() for ((matrix, bias),) in model.network.layers()])
+    found = np.column_stack([batch.next_observation - batch.observation, batch.reward])
+    squared = ((outputs[..., :4] - (found - scales[0]) / scales[1]) ** 2).mean(axis=-1)
+    entropy = np.log1p(np.exp(outputs[..., 4])) - batch.discount * outputs[..., 4]
+    np.testing.assert_allclose(model.errors(batch), squared + entropy, rtol=1e-4)
+    changes, prediction = scales[0] + scales[1] * outputs[..., :4], model.predict(batch.observation, batch.choice)
+    np.testing.assert_allclose(prediction.state, batch.observation + changes[..., :3], rtol=1e-4)
+    np.testing.assert_allclose(prediction.reward, np.minimum(changes[..., 3], 0.25), rtol=1e-4)
+    np.testing.assert_allclose(prediction.discount, 1 / (1 + np.exp(-outputs[..., 4])), rtol=1e-4)
+    apart = np.linalg.norm(changes[0, :, :3] - changes[1, :, :3], axis=-1) / 2  # Both are as far from their mean.
+    np.testing.assert_allclose(prediction.spread, apart, rtol=1e-4)
 
 
 def test_invalid_options_raise():
     with pytest.raises(ValueError, match="ensemble_size must be an integer >= 1, got 0"):
-        FittedQOptions(ensemble_size=0)
+        FitOptions(ensemble_size=0)
     with pytest.raises(ValueError, match="learning_rate must be a number"):
-        FittedQOptions(learning_rate=2)
+        FitOptions(learning_rate=2)
 
 
 # --- probabilities of policies

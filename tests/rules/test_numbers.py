@@ -36,7 +36,7 @@ from rlds2reverb.envs import (
     record_film,
 )
 from rlds2reverb.envs.curriculum import TaskProgress
-from rlds2reverb.learners.fitted_q import FittedQOptions
+from rlds2reverb.learners.ensemble_fit import FitOptions
 from rlds2reverb.learners.hooks import EarlyStopHook, SaveCkptHook
 from rlds2reverb.replay import BufferConfig
 from rlds2reverb.reverb.sampling import SamplePlan
@@ -85,7 +85,7 @@ CASES = [
     (batches, {"source": [], "batch_size": 2},
      {"batch_size": (0,), "seed": (-1, 2**31), "world_size": (0,), "rank": (-1, 1), "epochs": (0,), "prefetch": (-1,)}),
     (write_dataset, {"source": [], "path": "x/1.0.0", "format": "rlds"}, {"shard_bytes": (0,)}),
-    (FittedQOptions, {}, {"num_updates": (0,), "ensemble_size": (0,), "batch_size": (0,), "seed": (-1, 2**31),
+    (FitOptions, {}, {"num_updates": (0,), "ensemble_size": (0,), "batch_size": (0,), "seed": (-1, 2**31),
                           "learning_rate": SHARE, "target_update_rate": SHARE}),
     (OffPolicySettings, {}, {"gamma": SHARE, "confidence": (0, 1), "num_resamples": (9,)}),
     (SaveCkptHook, {}, {"priority": (-1,), "every": (0,)}),

@@ -27,7 +27,7 @@ from rlds2reverb.errors import ArgumentError, InvalidEpisodeError, SpecMismatchE
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.agents.networks import ILLEGAL
 from rlds2reverb.learners.agents.unit_conversions import Observations
-from rlds2reverb.learners.fitted_q import FittedQOptions
+from rlds2reverb.learners.ensemble_fit import FitOptions
 from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb.training.dataset import open_dataset
 from rlds2reverb.training.sources import open_data as open_training_data
@@ -211,8 +211,8 @@ def test_run_continues_with_the_same_categories_only(corridor, tmp_path):
 
 @pytest.mark.parametrize("method", ["fqe", "wdr"])
 def test_estimates_of_masked_policies_are_finite(corridor, method):
-    fqe = FittedQOptions(num_updates=20, ensemble_size=1, hidden_sizes=(8,))
-    result = evaluate_offline(corridor, LOGS, method, fqe=fqe, num_resamples=10, progress=False)
+    fqe = FitOptions(num_updates=20, ensemble_size=1, hidden_sizes=(8,))
+    result = evaluate_offline(corridor, LOGS, method, fit=fqe, num_resamples=10, progress=False)
     assert abs(result.estimate) < 100
 
 

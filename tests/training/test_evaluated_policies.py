@@ -63,7 +63,7 @@ def test_random_policy_without_probabilities_is_sampled():
     choices = evaluated.choose(np.tile(STATES, (200, 1)), 0)
     assert choices.shape[0] == 600 and choices.shape[1] > 3 and (choices.sum(axis=2) == 1).all()
     np.testing.assert_allclose(choices.mean(axis=(0, 1)), 1 / 3, atol=0.05)
-    with pytest.raises(ValueError, match="method must be 'fqe' for .*, whose actions have no probabilities"):
+    with pytest.raises(ValueError, match="method must be 'model' or 'fqe' for .*, whose actions have no probabilities"):
         evaluated.log_prob(STATES, np.array([3, 4, 5]))
 
 
@@ -81,7 +81,7 @@ def test_continuous_actions_are_in_units_of_their_bounds_and_densities_in_those_
     evaluated = EvaluatedPolicy(FunctionPolicy(OBSERVATION, CONTINUOUS, lambda x: x))
     np.testing.assert_allclose(evaluated.choose(STATES, 0)[:, 0], [[0.5, -1], [0, 1], [0.5, 1]])
     for policy in (evaluated, EvaluatedPolicy(DistributionPolicy(CONTINUOUS, tfp.distributions.Deterministic))):
-        with pytest.raises(ValueError, match="must be 'fqe'.*or takes a single continuous action in each state"):
+        with pytest.raises(ValueError, match="or 'fqe'.*or takes a single continuous action in each state"):
             policy.log_prob(STATES, STATES)
     stochastic = EvaluatedPolicy(DistributionPolicy(CONTINUOUS, make_normal))
     found = stochastic.log_prob(STATES, STATES + np.float32([[0, 0], [1, 0], [1, 2]]))
@@ -92,7 +92,7 @@ def test_continuous_actions_are_in_units_of_their_bounds_and_densities_in_those_
 def test_policy_with_a_state_has_no_probabilities():
     evaluated = EvaluatedPolicy(CountingPolicy())
     assert evaluated.has_state
-    with pytest.raises(ValueError, match="must be 'fqe'"):
+    with pytest.raises(ValueError, match="must be 'model' or 'fqe'"):
         evaluated.log_prob(STATES[:, :1], STATES[:, :1])
 
 

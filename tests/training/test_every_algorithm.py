@@ -11,7 +11,7 @@ from reference_impls import assert_equal_nests
 
 from rlds2reverb import Training, TrainingConfig, load_policy, rank_policies
 from rlds2reverb.learners.algorithms import get_algorithm, list_algorithms
-from rlds2reverb.learners.fitted_q import FittedQOptions
+from rlds2reverb.learners.ensemble_fit import FitOptions
 from rlds2reverb.learners.hooks import LearnerHook
 
 #: Hyperparameters that make updates cheap.
@@ -20,7 +20,7 @@ SMALL = {
     "spot": {"hidden_sizes": (8,), "density_hidden_sizes": (8,), "num_density_updates": 15},
     "hiql": {"hidden_sizes": (8,), "representation_size": 4, "subgoal_steps": 4},
 }
-TINY = FittedQOptions(num_updates=5, ensemble_size=2, hidden_sizes=(4,))
+TINY = FitOptions(num_updates=5, ensemble_size=2, hidden_sizes=(4,))
 OPTIONS = {"env": None, "deterministic": True, "steps": 40, "checkpoint_every": 10, "batch_size": 16}
 
 
@@ -78,4 +78,4 @@ def test_run_continues_bit_for_bit_after_a_kill_and_is_exported_and_ranked(algo,
     run = runs["killed"]
     run.export_policy(tmp_path / "policy.onnx")
     load_policy(tmp_path / "policy.onnx")
-    assert np.isfinite(rank_policies([run], source, fqe=TINY)[0].estimate)
+    assert np.isfinite(rank_policies([run], source, fit=TINY)[0].estimate)

@@ -18,15 +18,16 @@ from tf_agents.trajectories import PolicyStep, TimeStep, time_step_spec
 
 from rlds2reverb import SourceError, SpecMismatchError, evaluate_offline, load, rank_policies, train
 from rlds2reverb.learners.agents import make_agent
-from rlds2reverb.learners.fitted_q import FittedQ, FittedQOptions
+from rlds2reverb.learners.ensemble_fit import FitOptions
+from rlds2reverb.learners.fitted_q import FittedQ
 from rlds2reverb.training import off_policy_evaluation
 from rlds2reverb.training.evaluated_policies import EvaluatedPolicy
 from rlds2reverb.training.off_policy_evaluation import evaluate_policies
 from rlds2reverb.training.policy_estimates import draw_estimates
 
 GAMMA = 0.5
-TABULAR = FittedQOptions(600, 1, 64, hidden_sizes=(), learning_rate=0.05, target_update_rate=0.1)
-TINY = FittedQOptions(2, 2, 8, hidden_sizes=(4,))
+TABULAR = FitOptions(600, 1, 64, hidden_sizes=(), learning_rate=0.05, target_update_rate=0.1)
+TINY = FitOptions(2, 2, 8, hidden_sizes=(4,))
 TIME_STEP_SPEC = time_step_spec(tf.TensorSpec([3], tf.float32))
 
 
@@ -64,7 +65,7 @@ EPISODES = [
 
 
 def evaluate(policy, method, episodes=EPISODES, **settings):
-    return evaluate_offline(policy, episodes, method, gamma=GAMMA, **{"fqe": TABULAR, **settings})
+    return evaluate_offline(policy, episodes, method, gamma=GAMMA, **{"fit": TABULAR, **settings})
 
 
 def test_fqe_of_the_behaviour_policy_is_the_mean_discounted_return():
@@ -124,7 +125,7 @@ def test_importance_sampling_uses_recorded_probabilities(behaviour):
     # Ratios are 2 or 0 in state 0, and 0.5 or 1.5 in state 1.
     assert result.estimate == pytest.approx((2 * 4 + 2 * 4 + GAMMA * 2 * (0.5 * 2 + 0.5 * 2)) / 4, rel=1e-5)
     assert result.effective_sample_size == pytest.approx(2)
-    assert any("effective sample size is 2.0 of 4 episodes" in sentence for sentence in result.warnings)
+    assert any("effective sample size is 2.0 of 4 episodes" in sentence for sentence in result.doubts)
 
 
 def test_cloned_probabilities_are_those_of_the_data():
@@ -137,7 +138,7 @@ def test_cloned_probabilities_are_those_of_the_data():
 def test_doubly_robust_estimates_agree_with_exact_values_whatever_the_weights(behaviour):
     policy = TabularPolicy([1, 1, 0])
     exact = 4 + GAMMA * 2
-    settings = {"gamma": GAMMA, "fqe": TABULAR, "behaviour": behaviour}
+    settings = {"gamma": GAMMA, "fit": TABULAR, "behaviour": behaviour}
     episodes = [{**episode, "wrong": np.log(np.float32([0.9, 0.2]))} for episode in EPISODES]
     for result in evaluate_policies([policy], episodes, ["fqe", "dr", "wdr"], **settings):
         assert result.estimate == pytest.approx(exact, rel=1e-2)
@@ -146,9 +147,42 @@ def test_doubly_robust_estimates_agree_with_exact_values_whatever_the_weights(be
 def test_doubly_robust_estimates_match_exact_values_with_a_wrong_q_function():
     """Action 1 is taken in exactly half of the episodes in both states, as the probabilities say."""
     episodes = [make_episode([a, b], [4 * a, 2 * b]) for a in (0, 1) for b in (0, 1)]
-    untrained = FittedQOptions(1, 1, 8, hidden_sizes=(), learning_rate=1e-6)
-    result = evaluate(TabularPolicy([1, 1, 0]), "dr", episodes, fqe=untrained, behaviour="log_prob")
+    untrained = FitOptions(1, 1, 8, hidden_sizes=(), learning_rate=1e-6)
+    result = evaluate(TabularPolicy([1, 1, 0]), "dr", episodes, fit=untrained, behaviour="log_prob")
     assert result.estimate == pytest.approx(4 + GAMMA * 2, rel=1e-4)
+
+
+def walk(rng):
+    """Returns an episode in which actions of about 0.5 move a point on a line, whose reward is its place."""
+    actions = np.clip(rng.normal(0.5, 0.2, (20, 1)), -1, 1).astype(np.float32)
+    places = np.concatenate([rng.normal(0, 0.1, (1, 1)), actions]).cumsum(axis=0).astype(np.float32)
+    return {"observations": places, "actions": actions, "rewards": places[:-1, 0], "terminated": True}
+
+
+def test_verdict_depends_on_whether_the_policy_leaves_the_data(monkeypatch):
+    """The behaviour policy moves by 0.5 in each step from 0 on; one that moves back leaves the data at once."""
+    monkeypatch.setattr(off_policy_evaluation, "MIN_MODEL_UPDATES", 0)
+    rng = np.random.default_rng(0)
+    settings = {"gamma": 0.8, "fit": FitOptions(400, 4, 128, hidden_sizes=(32,), learning_rate=0.01)}
+
+    def stay(observation):
+        return np.full((len(observation), 1), 0.5)
+
+    def go_back(observation):
+        return np.full((len(observation), 1), -1.0)
+
+    first, second = rank_policies([go_back, stay], [walk(rng) for _ in range(30)], **settings)
+    assert (first.policy, first.method, first.verdict) == ("stay", "model", "supported by the data")
+    assert first.estimate == pytest.approx(sum(0.8**t * 0.5 * t for t in range(20)), rel=0.1)
+    assert first.interval[0] <= first.data_return <= first.interval[1] and first.held_out_loss < 0.2
+    assert (second.policy, second.verdict) == ("go_back", "can't tell")
+    assert "the policy leaves the data, after" in second.doubts[0]
+    assert second.interval[1] - second.interval[0] > 3 * (first.interval[1] - first.interval[0])
+
+
+def test_function_must_return_an_action_for_each_observation():
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"must return actions \[\d+, 1\] for a batch"):
+        evaluate_offline(lambda observation: np.zeros(1), CONTINUOUS, fit=TINY)
 
 
 def test_ranking_orders_policies_and_results_are_saved(tmp_path):
@@ -188,7 +222,7 @@ def test_stopped_fit_continues_and_a_saved_estimate_is_used_for_the_same_content
         if not (tmp_path / name).exists():
             shutil.copytree(run.path, tmp_path / name)
         result = evaluate_offline(
-            tmp_path / name, episodes, held_out=False, fqe=replace(TINY, num_updates=6, **options)
+            tmp_path / name, episodes, held_out=False, fit=replace(TINY, num_updates=6, **options)
         )
         return replace(result, policy="")
 
@@ -215,9 +249,9 @@ def test_stopped_fit_continues_and_a_saved_estimate_is_used_for_the_same_content
 @pytest.mark.slow
 def test_held_out_episodes_of_a_run_are_used_by_default(run):
     assert len(run.config["data"]["held_out"]) == 1
-    result = evaluate_offline(run, EPISODES, fqe=TINY)
+    result = evaluate_offline(run, EPISODES, fit=TINY)
     assert result.is_held_out and result.num_episodes == 1 and result.gamma == GAMMA
-    assert any("the Q-functions may not have converged" in sentence for sentence in result.warnings)
+    assert any("the Q-functions may not have converged" in sentence for sentence in result.doubts)
     result = evaluate_offline(run.path / "policy", EPISODES, "wis", held_out=False, behaviour="log_prob")
     assert not result.is_held_out and result.num_episodes == 4
     assert any("was trained on these episodes" in sentence for sentence in result.warnings)
@@ -241,7 +275,7 @@ def test_random_policies_without_probabilities_are_sampled():
     policy = RandomTFPolicy(TIME_STEP_SPEC, tensor_spec.BoundedTensorSpec([], tf.int64, 0, 1))
     result = evaluate(policy, "fqe")
     assert result.estimate == pytest.approx(4 / 2 + GAMMA * (2 + 6) / 2, rel=0.2)
-    with pytest.raises(ValueError, match="must be 'fqe'"):
+    with pytest.raises(ValueError, match="must be 'model' or 'fqe'"):
         evaluate(policy, "wis", behaviour="log_prob")
 
 
@@ -249,11 +283,11 @@ def test_random_policies_without_probabilities_are_sampled():
 def test_estimates_of_different_episodes_or_discounts_are_reported(run, tmp_path):
     options = {"steps": 2, "env": None, "gamma": 0.9, "hyperparameters": {"hidden_sizes": (4,)}}
     other = train(EPISODES, "dqn", tmp_path, progress=False, **options)
-    first, second = rank_policies([run, other], EPISODES, fqe=TINY)
+    first, second = rank_policies([run, other], EPISODES, fit=TINY)
     assert "not comparable, because the discounts or the held-out episodes" in first.warnings[0]
     labels = [text.get_text() for legend in draw_estimates([first, second]).legends for text in legend.get_texts()]
     assert "mean return of the data" not in labels
-    same = rank_policies([run, other], EPISODES, fqe=TINY, gamma=GAMMA, held_out=False)
+    same = rank_policies([run, other], EPISODES, fit=TINY, gamma=GAMMA, held_out=False)
     assert not any("not comparable" in sentence for result in same for sentence in result.warnings)
     assert draw_estimates(same).legends[0].get_texts()[0].get_text() == "mean return of the data"
 
@@ -277,7 +311,7 @@ def test_densities_of_continuous_actions_may_be_above_1(capfd):
 @pytest.mark.slow
 def test_stochastic_continuous_policies_can_be_evaluated_by_all_methods():
     policy = make_continuous("sac").collect_policy
-    results = evaluate_policies([policy], CONTINUOUS, ["fqe", "wdr", "wis"], fqe=TINY)
+    results = evaluate_policies([policy], CONTINUOUS, ["fqe", "wdr", "wis"], fit=TINY)
     assert np.isfinite([result.estimate for result in results]).all()
 
 
@@ -296,12 +330,12 @@ def test_value_of_a_policy_with_goals_is_that_of_random_goals(tmp_path):
     ]
     options = {"env": None, "action_bounds": (-1, 1), "hyperparameters": {"hidden_sizes": (16,), "learning_rate": 0.01}}
     run = train(episodes, "gcbc", tmp_path, steps=100, progress=False, **options)
-    fqe = FittedQOptions(1500, 2, hidden_sizes=(64,))
-    result = evaluate_offline(run, episodes, gamma=0.9, fqe=fqe)
+    fqe = FitOptions(1500, 2, hidden_sizes=(64,))
+    result = evaluate_offline(run, episodes, gamma=0.9, fit=fqe)
     steps = np.arange(Ring.num_cells)
     assert result.estimate == pytest.approx(-((1 - 0.9**steps) / (1 - 0.9)).mean(), rel=0.15)
     with pytest.raises(ValueError, match="must be 'fqe' .* whose goals are not those of the data"):
-        evaluate_offline(run, episodes, "wis", fqe=fqe)
+        evaluate_offline(run, episodes, "wis", fit=fqe)
 
 
 def test_policy_with_a_state_begins_again_in_each_episode():
@@ -335,17 +369,19 @@ def test_policies_with_a_state_act_along_the_episodes_of_the_data():
     evaluated = EvaluatedPolicy(policy)
     choices = evaluated.choose_along(lambda rows, names: {name: columns[name][rows] for name in names}, lengths, 0)
     np.testing.assert_allclose(choices, expected, rtol=1e-5, atol=1e-6)
-    result = evaluate_offline(policy, CONTINUOUS, fqe=TINY)
+    result = evaluate_offline(policy, CONTINUOUS, fit=TINY)
     assert any("actions of the policy depend on earlier steps" in sentence for sentence in result.warnings)
-    with pytest.raises(ValueError, match="must be 'fqe'"):
-        evaluate_offline(policy, CONTINUOUS, "wis", fqe=TINY)
+    with pytest.raises(ValueError, match="must be 'model' or 'fqe'"):
+        evaluate_offline(policy, CONTINUOUS, "wis", fit=TINY)
+    with pytest.raises(ValueError, match="must be 'fqe' .* models require"):
+        evaluate_offline(policy, CONTINUOUS, "model", fit=TINY)
 
 
 def test_invalid_arguments_raise(tmp_path):
     greedy = make_continuous("td3").policy
-    with pytest.raises(ValueError, match="must be 'fqe' for policy, whose actions have no probabilities"):
-        evaluate_offline(greedy, CONTINUOUS, "wis", fqe=TINY)
-    with pytest.raises(ValueError, match="method must be one of 'fqe', 'dr'"):
+    with pytest.raises(ValueError, match="must be 'model' or 'fqe' for policy, whose actions have no probabilities"):
+        evaluate_offline(greedy, CONTINUOUS, "wis", fit=TINY)
+    with pytest.raises(ValueError, match="method must be one of 'model', 'fqe'"):
         evaluate_offline(greedy, CONTINUOUS, "dm")
     with pytest.raises(SourceError, match="requires the episodes of a dataset"):
         evaluate_offline(greedy, "localhost:8000")

@@ -18,12 +18,16 @@ from rlds2reverb.training.policy_estimates import (
     save_estimates,
 )
 
-LOW = PolicyEstimate("runs/low", "fqe", 10.0, (8.0, 12.5), 0.9, 0.99, "maze", 40, True, 11.0, warnings=("odd",))
-HIGH = replace(LOW, policy="runs/high", method="wdr", estimate=1234.5, behaviour="cloned", effective_sample_size=7.25)
+LOW = PolicyEstimate("runs/low", "fqe", 10.0, (8.0, 12.5), 0.9, 0.99, "maze", 40, True, 11.0, 14.0, warnings=("odd",))
+HIGH = replace(
+    LOW, policy="runs/high", method="wdr", estimate=1234.5, behaviour="cloned", effective_sample_size=7.25,
+    held_out_loss=0.0123, doubts=("few episodes",),
+)  # fmt: skip
 
 
-def test_estimates_are_ordered_and_marked_unless_they_are_comparable():
+def test_estimates_are_ordered_by_lower_ends_and_marked_unless_they_are_comparable():
     assert order_estimates([LOW, HIGH]) == [HIGH, LOW]
+    assert order_estimates([replace(HIGH, interval=(7.9, 2000.0)), LOW])[0] == LOW
     for change in ({"gamma": 0.9}, {"num_episodes": 39}, {"data_return": 10.5}):
         first, second = order_estimates([LOW, replace(HIGH, **change)])
         assert "not comparable, because the discounts or the held-out episodes" in first.warnings[0]
@@ -32,14 +36,17 @@ def test_estimates_are_ordered_and_marked_unless_they_are_comparable():
 
 def test_estimates_are_described_in_text():
     assert str(HIGH).splitlines() == [
-        "runs/high: weighted doubly robust 1,234, 90% interval 8 to 12.5",
-        "from 40 held-out episodes of maze, discount 0.99; their mean discounted return is 11",
+        "runs/high: weighted doubly robust 1,234, 90% interval 8 to 12.5: can't tell",
+        "from 40 held-out episodes of maze, discount 0.99; their discounted returns are 11 on average and 14 at best",
+        "loss of the fit on episodes outside the bootstrap samples: 0.0123",
         "effective sample size 7.2 episodes; behaviour probabilities: cloned",
+        "can't tell: few episodes",
         "warning: odd",
     ]
     table = format_estimates([HIGH, LOW]).splitlines()
-    assert table[0].split() == ["policy", "method", "estimate", "90%", "interval", "effective", "sample", "size"]
-    assert [row.split()[-1] for row in table[1:3]] == ["7.2", "-"]
+    header = ["policy", "method", "estimate", "90%", "interval", "verdict", "effective", "sample", "size"]
+    assert table[0].split() == header and [row.split()[-1] for row in table[1:3]] == ["7.2", "-"]
+    assert "can't tell" in table[1] and "supported by the data" in table[2]
     assert table[3:] == ["no order is certain, because the intervals overlap"]
     assert "from 40 episodes of maze" in str(replace(LOW, is_held_out=False))
 
@@ -61,6 +68,7 @@ def test_figure_has_an_interval_and_a_mark_for_each_policy_from_top_to_bottom():
     *marks, data = axes.lines
     shown = [(list(line.get_xdata()), list(np.unique(line.get_ydata()))) for line in marks]
     assert shown == [([8, 12.5], [0]), ([1234.5], [0]), ([8, 12.5], [1]), ([10], [1])]
+    assert [marks[1].get_fillstyle(), marks[3].get_fillstyle()] == ["none", "full"]
     assert list(data.get_xdata()) == [11, 11] and to_hex(data.get_color()) == to_hex(GREY)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["runs/high", "runs/low"]
     assert axes.get_ylim()[0] > axes.get_ylim()[1] and axes.get_xlabel() == "discounted return (discount 0.99)"
