@@ -155,7 +155,7 @@ setup(
         *only(WITHOUT_REVERB, "pyarrow"),
         "dm-tree",
         "h5py",
-        "deflate>=0.9",  # libdeflate, for the gzip chunks of HDF5 files
+        "deflate>=0.9",  # libdeflate, which reads the gzip chunks of HDF5 files and compresses images of TFDS
         "gymnasium>=1,<2",  # spaces, which describe the bounds of actions and observations
         # For the bulk writer: messages, checksums and compression.
         "grpcio",
