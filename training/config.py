@@ -408,8 +408,11 @@ class TrainingConfig:
                 about="normalize_observations",
                 value=True,
             )
-        for option, arguments in {"gamma": "discount or gamma", "action_mask": "action_mask"}.items():
-            if ignores(self, option) and getattr(self, option) != declared_options()[option].default:
+        for option in RUN_HYPERPARAMETERS.values():
+            if option in ("steps", "seed") or not ignores(self, option):  # See `describe_unused` for the seed.
+                continue
+            if getattr(self, option) != declared_options()[option].default:
+                arguments = " or ".join(name for name, other in RUN_HYPERPARAMETERS.items() if other == option)
                 sentence = f"cannot be set, because {self.algo} has no argument {arguments}; declare one"
                 raise ArgumentError(sentence, about=option)
         determined = {name: getattr(self, option) for name, option in RUN_HYPERPARAMETERS.items() if name in names}
