@@ -66,7 +66,7 @@ def execute(path, data, root, limit_secs):
     Args:
       path: path of the notebook.
       data: the folder of datasets.
-      root: an empty folder, in which `tests/data` and a folder for the kernel are created.
+      root: an empty folder, in which `tests/data`, `benchmarks` and a folder for the kernel are created.
       limit_secs: time limit in seconds.
 
     Raises:
@@ -77,6 +77,7 @@ def execute(path, data, root, limit_secs):
 
     (root / "tests").mkdir()
     (root / "tests/data").symlink_to(data)
+    (root / "benchmarks").symlink_to(Path(__file__).parents[2] / "benchmarks")
     (root / "notebooks").mkdir()
     notebook = nbformat.read(path, as_version=4)
     notebook = asyncio.run(_execute(notebook, root / "notebooks", limit_secs))
