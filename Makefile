@@ -80,7 +80,7 @@ build/torch/.installed: requirements/torch.lock | dev
 test-torch: build/torch/.installed  ## test examples with PyTorch, JAX and Optuna (Python 3.11; installs them)
 	@PYTHONPATH=build/torch $(BIN)/python -c "import jax, optuna, torch"
 	@PYTHONPATH=build/torch $(BIN)/python -m pytest -q -p no:cacheprovider tests/test_data_loader.py tests/test_docs.py \
-	    -k "batches.md or robot.md or gloo or jax or optuna or torch"
+	    -k "batches.md or custom_agents.md or robot.md or gloo or jax or optuna or torch"
 
 drill: dev  ## run the reliability drill (up to an hour), and write its table to docs/drill.md
 	@DRILL_CONSUMER_SECS=300 $(BIN)/python -m pytest -q -n 2 --dist worksteal -p no:cacheprovider -p no:randomly \

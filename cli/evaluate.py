@@ -80,7 +80,7 @@ def evaluate(folder: Path, policy: str | None, film: Path | None, as_json: bool,
     run, paths = _find_policies(folder, policy)
     environment, make_env = _find_environment(folder, run, options)
     references = _read_reference_returns(run, environment, options)
-    if not is_onnx_file(folder):
+    if not all(map(is_onnx_file, paths.values())):
         import_quietly("tensorflow")
     from rlds2reverb.envs.evaluation import Evaluator
     from rlds2reverb.envs.goal_tasks import expects_goals
@@ -153,7 +153,7 @@ def _require_registered(folder: Path, environment: str) -> None:
 def _find_policies(folder: Path, policy: str | None) -> tuple[Run | None, dict[str, Path]]:
     """Returns the run, or None for a policy on its own, and the paths of the policies by name."""
     from rlds2reverb.learners.runs import POLICY_FOLDERS, load_run
-    from rlds2reverb.policies.saved_policies import is_saved_model
+    from rlds2reverb.policies.saved_policies import find_policy, is_saved_model
     from rlds2reverb.training.directories import require_one_run
 
     if is_onnx_file(folder) or is_saved_model(folder):
@@ -161,7 +161,7 @@ def _find_policies(folder: Path, policy: str | None) -> tuple[Run | None, dict[s
     require_one_run(folder)
     run = load_run(folder)
     paths = {name: folder / subfolder for name, subfolder in POLICY_FOLDERS.items() if policy in (None, name)}
-    existing = {name: path for name, path in paths.items() if is_saved_model(path)}
+    existing = {name: found for name, path in paths.items() if (found := find_policy(path))}
     if not existing:
         missing = " or ".join(f"{path}/" for path in paths.values())
         raise ValueError(f"there is no {missing} yet; train writes policies when it ends or is stopped")

@@ -13,7 +13,7 @@ import numpy as np
 
 from rlds2reverb.datasets.writers.atomic_output import atomic_output
 from rlds2reverb.errors import ArgumentError
-from rlds2reverb.policies.onnx_policies import ACTION, NEXT, OnnxPolicy, make_metadata
+from rlds2reverb.policies.onnx_policies import ACTION, NEXT, OnnxPolicy, is_onnx_file, make_metadata
 from rlds2reverb.policies.saved_policies import SavedPolicy, load_saved_model
 from rlds2reverb.system.installation import install_command
 from rlds2reverb.system.logs import hide_native_stderr
@@ -34,10 +34,10 @@ _OPSET = 17
 def write_policy(
     saved_model: Path, path: str | Path, format: PolicyFormat | None = None, metadata: Mapping[str, str] | None = None
 ) -> Path:
-    """Converts the SavedModel of a policy; see `Run.export_policy`.
+    """Converts the SavedModel of a policy, or copies the ONNX file of one; see `Run.export_policy`.
 
     Args:
-      saved_model: directory of the SavedModel.
+      saved_model: directory of the SavedModel, or ONNX file.
       path: file or, for the format savedmodel, directory to create.
       format: format of the file; None to follow the suffix of the path; an unknown one is an error.
       metadata: entries of an ONNX file's metadata in addition to the specs; None for none.
@@ -51,8 +51,12 @@ def write_policy(
         )
     format = format or _FORMATS.get(path.suffix, "savedmodel")
     require_one_of("format", format, get_args(PolicyFormat))
+    if is_onnx_file(saved_model) and format != "onnx":
+        raise ArgumentError(f"must be 'onnx' for {saved_model}, which is an ONNX file already", about="format")
     with atomic_output(path) as partial:
-        if format == "savedmodel":
+        if is_onnx_file(saved_model):
+            shutil.copyfile(saved_model, partial)
+        elif format == "savedmodel":
             shutil.copytree(saved_model, partial)
         elif format == "onnx":
             partial.write_bytes(_convert_to_onnx(saved_model, metadata or {}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import platform
 import sys
 from collections.abc import Mapping
@@ -60,11 +61,14 @@ class RunDirectory(Closing, Replacing):
         train/            the same values for TensorBoard
         policy/, best_policy/, checkpoints/    written by the learner
 
+    Custom training loops write the same logs, and their policies as `policy.onnx` and `best_policy.onnx`; see
+    docs/custom_agents.md.
+
     A killed process leaves complete rows only: an unfinished last line is dropped when the directory is next opened.
 
     Attributes:
       path: path of the directory.
-      writes_events: whether to write `train/`; True by default.
+      writes_events: whether to write `train/`; by default, if TensorFlow is installed.
       writes_evaluations: whether `evaluations.csv` belongs to this object; False if another process writes it.
     """
 
@@ -80,7 +84,8 @@ class RunDirectory(Closing, Replacing):
           ResourceInUseError: If another learner uses it; the message names the process.
           CorruptFileError: If a log in it is damaged.
         """
-        self.path, self.writes_events, self.writes_evaluations = Path(run_dir), True, True
+        self.path, self.writes_evaluations = Path(run_dir), True
+        self.writes_events = importlib.util.find_spec("tensorflow") is not None
         self.path.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
             advice = "choose a different run directory, or stop that process"

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from rlds2reverb.errors import CorruptFileError
+from rlds2reverb.policies.onnx_policies import OnnxPolicy
 from rlds2reverb.policies.saved_policies import (
     POLICY_FOLDER,
     SavedPolicy,
-    is_saved_model,
-    load_saved_model,
+    find_policy,
+    load_policy,
 )
 from rlds2reverb.system.sealed_files import load_json
 from rlds2reverb.types.arguments import require_one_of
@@ -74,8 +75,11 @@ class Run:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings that distinguish the run from others; the runs of one learning curve differ only in `seed`."""
-        return dict(self.config.get("identity") or {})
+        """The settings that distinguish the run from others; the runs of one learning curve differ only in `seed`.
+
+        Those of a run that `train` did not write are all options.
+        """
+        return dict(self.config.get("identity") or self.configuration)
 
     @property
     def environment(self) -> str | None:
@@ -124,22 +128,22 @@ class Run:
         return float(means.max()) if len(means) else None
 
     @cached_property
-    def policy(self) -> SavedPolicy:
+    def policy(self) -> SavedPolicy | OnnxPolicy:
         """The last policy; see `load_policy`.
 
         Raises:
           ValueError: If the run has not exported a policy yet.
         """
-        return load_saved_model(self._find_policy(POLICY_FOLDER))
+        return load_policy(self.find_policy("last"))
 
     @cached_property
-    def best_policy(self) -> SavedPolicy:
+    def best_policy(self) -> SavedPolicy | OnnxPolicy:
         """The policy of the best evaluation, with the same methods.
 
         Raises:
           ValueError: If the run has not exported one, because it was not evaluated or has not ended yet.
         """
-        return load_saved_model(self._find_policy(BEST_POLICY_FOLDER))
+        return load_policy(self.find_policy("best"))
 
     def predict(self, observations: Nest) -> Nest:
         """Returns the last policy's actions for one observation or a batch of them, in the environment's units.
@@ -154,7 +158,12 @@ class Run:
         """Returns what the agent's critics estimate after the last update: 'q', and 'v' if the agent has it.
 
         The same as `run.policy.values`; see `SavedPolicy.values`.
+
+        Raises:
+          ValueError: If the policy is an ONNX file, which has no critics, or for the reasons there.
         """
+        if isinstance(self.policy, OnnxPolicy):
+            raise ValueError(f"{self.path}: the policy is an ONNX file, which contains no critics")
         return self.policy.values(observations, actions)
 
     def export_policy(
@@ -192,13 +201,16 @@ class Run:
 
         require_one_of("policy", policy, list(POLICY_FOLDERS))
         metadata = {"algorithm": str(self.configuration["algo"])} if "algo" in self.configuration else {}
-        return write_policy(self._find_policy(POLICY_FOLDERS[policy]), path, format, metadata)
+        return write_policy(self.find_policy(policy), path, format, metadata)
 
-    def _find_policy(self, folder: str) -> Path:
-        if not is_saved_model(self.path / folder):
+    def find_policy(self, policy: Literal["last", "best"]) -> Path:
+        """Returns the directory or file of a policy; raises `ValueError` if the run has not exported it yet."""
+        folder = POLICY_FOLDERS[policy]
+        found = find_policy(self.path / folder)
+        if found is None:
             kind = "an evaluated run" if folder == BEST_POLICY_FOLDER else "a run"
             raise ValueError(f"{self.path} has no {folder}/, which {kind} writes when it ends or is stopped")
-        return self.path / folder
+        return found
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Draws the learning curve, or the loss if the run was not evaluated; notebooks display the figure.

@@ -39,7 +39,7 @@ from .errors import (
 from .ingestion import IngestOptions as IngestOptions, ingest as ingest
 from .learners.algorithms import register_agent as register_agent
 from .learners.runs import Run as Run, load_run as load_run
-from .policies.onnx_policies import OnnxPolicy as OnnxPolicy
+from .policies.onnx_policies import OnnxPolicy as OnnxPolicy, describe_policy as describe_policy
 from .policies.saved_policies import SavedPolicy as SavedPolicy, load_policy as load_policy
 from .reverb.sampling import (
     LinearSchedule as LinearSchedule,

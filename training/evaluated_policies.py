@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 from tf_agents.policies import tf_policy
-from tf_agents.trajectories import PolicyStep, TimeStep
+from tf_agents.trajectories import PolicyStep, TimeStep, time_step as ts
 from tf_agents.utils import nest_utils
 
 from rlds2reverb.adders.places import Take
@@ -21,12 +21,12 @@ from rlds2reverb.learners.agents.unit_conversions import BoundedActions, Discret
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.runs import Run, is_run_directory, load_run
 from rlds2reverb.policies.batched_policies import BatchedPolicy
-from rlds2reverb.policies.onnx_policies import is_onnx_file
-from rlds2reverb.policies.saved_policies import POLICY_FOLDER, is_saved_model, load_policy
+from rlds2reverb.policies.onnx_policies import OnnxPolicy, is_onnx_file
+from rlds2reverb.policies.saved_policies import POLICY_FOLDER, find_policy, is_saved_model, load_policy
 from rlds2reverb.system.code_fingerprints import describe_reference
 from rlds2reverb.system.sealed_files import file_digest
 from rlds2reverb.types import fields
-from rlds2reverb.types.specs import Nest, describe, leaves, path_name
+from rlds2reverb.types.specs import Nest, describe, leaves, map_structure, path_name, to_tensor_spec
 from rlds2reverb.types.trajectories import FIRST, MID
 
 from .directories import require_one_run
@@ -77,18 +77,20 @@ class EvaluatedPolicy:
         """Loads the policy.
 
         Args:
-          policy: a `Run`, the directory of a run or a SavedModel, or a TF-Agents `TFPolicy`.
+          policy: a `Run`, the directory of a run or a SavedModel, an ONNX file, or a TF-Agents `TFPolicy`.
 
         Raises:
           TypeError: If it is not a policy.
-          ValueError: If there is no policy in the directory, it is an ONNX file, or it has unsupported actions.
+          ValueError: If there is no policy in the directory, an ONNX file does not state the bounds of its actions, or
+            they are unsupported.
         """
         self.run, self._policy, self.name, self._files = _load(policy)
         state = self._policy.get_initial_state(batch_size=1)
         self.has_state = bool(tf.nest.flatten(state))
         configuration = {} if self.run is None else self.run.configuration
         algo, self.action_mask = configuration.get("algo"), configuration.get("action_mask")
-        self.has_goals = algo is not None and get_algorithm(algo).items == "goals"
+        is_known = algo is not None and not isinstance(self._policy, GraphOfOnnxPolicy)
+        self.has_goals = is_known and get_algorithm(str(algo)).items == "goals"
         is_discrete = tf.nest.flatten(self._policy.action_spec)[0].dtype.is_integer
         self.actions: Any = (DiscreteActions if is_discrete else BoundedActions)(self._policy.action_spec)
         number, observation = tf.TensorSpec([], tf.float32), self._policy.time_step_spec.observation
@@ -107,6 +109,8 @@ class EvaluatedPolicy:
 
     def fingerprint(self) -> list[str]:
         """Returns the digests of its files."""
+        if self._files and self._files.is_file():
+            return [file_digest(self._files)]
         patterns = ("saved_model.pb", "policy_specs.pbtxt", "variables/*") if self._files else ()
         return [file_digest(path) for pattern in patterns for path in sorted(self._files.glob(pattern))]  # type: ignore[union-attr]
 
@@ -260,12 +264,63 @@ class EvaluatedPolicy:
 def _load(policy: Any) -> tuple[Run | None, Any, str, Path | None]:
     """Returns the run of a policy or None, the policy, its name, and the directory of its files or None."""
     if isinstance(policy, Run):
-        return policy, policy.policy, str(policy.path), policy.path / POLICY_FOLDER
+        return policy, _to_graph(policy.policy), str(policy.path), policy.find_policy("last")
     if not isinstance(policy, (str, Path)):
         return None, BatchedPolicy(policy, 1).policy, getattr(policy, "name", None) or type(policy).__name__, None
     folder = Path(policy).expanduser()
-    if is_onnx_file(folder):
-        raise ValueError(f"a policy must be a training run or a SavedModel, but {folder} is an ONNX file; pass its run")
     require_one_run(folder)
-    owner, files = (folder.parent, folder) if is_saved_model(folder) else (folder, folder / POLICY_FOLDER)
-    return (load_run(owner) if is_run_directory(owner) else None), load_policy(folder), str(policy), files
+    is_file = is_saved_model(folder) or is_onnx_file(folder)
+    owner, files = (folder.parent, folder) if is_file else (folder, find_policy(folder / POLICY_FOLDER))
+    run = load_run(owner) if is_run_directory(owner) else None
+    return run, _to_graph(load_policy(folder)), str(policy), files
+
+
+def _to_graph(policy: Any) -> Any:
+    return GraphOfOnnxPolicy(policy) if isinstance(policy, OnnxPolicy) else policy
+
+
+class GraphOfOnnxPolicy(tf_policy.TFPolicy):
+    """The policy of an ONNX file in a TensorFlow graph, which calls onnxruntime."""
+
+    def __init__(self, policy: OnnxPolicy):
+        """Sets the policy.
+
+        Raises:
+          ValueError: If its actions are continuous, and their bounds are unknown.
+        """
+        action = policy.action_spec
+        if action.dtype.kind == "f" and action.minimum is None:
+            raise ValueError("the ONNX file of a policy must state the bounds of actions; add them by describe_policy")
+        self._onnx_policy = policy
+        time_steps = ts.time_step_spec(to_tensor_spec(policy.observation_spec))
+        super().__init__(
+            time_steps,
+            to_tensor_spec(action),
+            to_tensor_spec(policy.state_spec),
+            clip=False,
+            automatic_state_reset=False,
+        )
+
+    def _get_initial_state(self, batch_size: Any) -> Any:
+        return tf.nest.map_structure(tf.constant, self._onnx_policy.get_initial_state(batch_size))
+
+    def _variables(self) -> list[tf.Variable]:
+        return []
+
+    def _action(self, time_step: TimeStep, policy_state: Any, seed: Any = None) -> PolicyStep:
+        columns = [leaf for _, leaf in leaves(time_step.observation)]
+        state = [leaf for _, leaf in leaves(policy_state)]
+        num, specs = len(columns), [self.action_spec, *(leaf for _, leaf in leaves(self.policy_state_spec))]
+
+        def act(*arrays: np.ndarray) -> list[np.ndarray]:
+            parts = iter(arrays[num + 3 :])
+            nest = map_structure(lambda _: next(parts), self._onnx_policy.state_spec)
+            action, following = self._onnx_policy.act(arrays[:num], arrays[num : num + 3], nest)
+            return [action, *(leaf for _, leaf in leaves(following))]
+
+        inputs = [*columns, time_step.step_type, time_step.reward, time_step.discount, *state]
+        action, *following = tf.numpy_function(act, inputs, [spec.dtype for spec in specs], stateful=False)
+        for part, spec in zip((action, *following), specs, strict=True):
+            part.set_shape([None, *spec.shape])
+        parts = iter(following)
+        return PolicyStep(action, map_structure(lambda _: next(parts), policy_state), ())

@@ -80,6 +80,8 @@ def restore_environment(run: Run) -> EvaluationEnvironment | None:
     if name is None:
         return None
     environment = EvaluationEnvironment(name, name)
+    if spec is None:  # `train` did not write the run.
+        return environment
     try:
         if environment.spec == spec:
             return environment

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +22,8 @@ ACTION, NEXT = "action", "next_"
 #: Names of the entries of the file's metadata.
 _OBSERVATION_SPEC, _ACTION_SPEC, _STATE_SPEC = "observation_spec", "action_spec", "state_spec"
 _TRAIN_STEP, _INITIAL = "train_step", "initial"
+#: A key in the name of an input such as `observation['images']['front']`.
+_KEYS = re.compile(r"\[('[^']*'|\d+)\]")
 #: Parts of a time step, besides the observation, that are inputs of the graph if the policy has a state.
 _STEP_DTYPES = {"step_type": np.int32, "reward": np.float32, "discount": np.float32}
 
@@ -44,6 +48,62 @@ def make_metadata(observation_spec: Nest, action_spec: Any, initial_state: Nest,
     )
     described = {_OBSERVATION_SPEC: fields, _ACTION_SPEC: _describe_array(action_spec), _STATE_SPEC: state}
     return {name: json.dumps(value) for name, value in {**described, _TRAIN_STEP: train_step}.items()}
+
+
+def describe_policy(
+    path: str | Path, *, action_bounds: tuple[Any, Any] | None = None, train_step: int = -1, **metadata: str
+) -> None:
+    """Adds to an ONNX file of any program what `load_policy` reads from its metadata.
+
+        torch.onnx.export(policy, (observation,), path, input_names=["observation"], output_names=["action"],
+                          dynamic_axes={"observation": {0: "batch"}, "action": {0: "batch"}}, dynamo=False)
+        describe_policy(path, action_bounds=(-2, 2))
+
+    The inputs are `observation`, or the fields of a nested one such as `observation['images']['front']`; the first
+    output is `action`. All of them have a batch axis, and the environment's units.
+
+    Args:
+      path: the file.
+      action_bounds: minimum and maximum of actions, numbers or arrays; None if unknown.
+      train_step: number of updates.
+      **metadata: further entries, such as `algorithm`.
+
+    Raises:
+      ImportError: If onnx is not installed.
+      ValueError: If an input or output has a different name, or a shape that is not fixed apart from the batch.
+    """
+    try:
+        import onnx
+    except ImportError as error:
+        raise ImportError(f"ONNX files are described by onnx ({error}); run {install_command('onnx')}") from error
+    model, session = onnx.load(str(path)), _open_session(path)
+    inputs = {value.name: _read_value(value, path) for value in session.get_inputs()}
+    fields = {tuple(ast.literal_eval(part) for part in _KEYS.findall(name)): spec for name, spec in inputs.items()}
+    names = [path_name(keys, "observation") for keys in fields]
+    output = session.get_outputs()[0]
+    if names != list(inputs) or output.name != ACTION:
+        raise ValueError(
+            f"{path} must have inputs 'observation' or \"observation['name']\" and the output 'action', got "
+            f"{', '.join(inputs)} and {output.name}"
+        )
+    action = _read_value(output, path)
+    if action_bounds is not None:
+        shape = tuple(size or 0 for size in action.shape)
+        low, high = (np.broadcast_to(np.asarray(bound, action.dtype), shape) for bound in action_bounds)
+        action = ArraySpec(action.shape, action.dtype, minimum=low, maximum=high)
+    onnx.helper.set_model_props(model, {**metadata, **make_metadata(_nest(fields), action, (), train_step)})
+    onnx.save(model, str(path))
+
+
+def _read_value(value: Any, path: str | Path) -> ArraySpec:
+    """Returns the spec of an input or output of a graph, without its batch axis."""
+    kind = re.fullmatch(r"tensor\((\w+)\)", value.type)
+    if kind is None or kind[1] == "string" or not all(isinstance(size, int) for size in value.shape[1:]):
+        raise ValueError(f"{path}: {value.name!r} must be numbers of a fixed shape, got {value.type} {value.shape}")
+    if not value.shape or isinstance(value.shape[0], int):
+        raise ValueError(f"{path}: {value.name!r} must have a batch axis of any size first, got {value.shape}")
+    names = {"float": "float32", "double": "float64", "float16": "float16"}
+    return ArraySpec(tuple(value.shape[1:]), np.dtype(names.get(kind[1], kind[1])))
 
 
 class PolicyStep(NamedTuple):
@@ -87,7 +147,7 @@ class OnnxPolicy:
         if missing:
             raise ValueError(
                 f"{path} must be written by Run.export_policy or rlds2reverb export, but its metadata do not contain "
-                f"{', '.join(sorted(missing))}"
+                f"{', '.join(sorted(missing))}; describe a file of another program with describe_policy"
             )
         self.action_spec = _read_array(json.loads(self.metadata[_ACTION_SPEC]))
         fields, state = (json.loads(self.metadata[name]) for name in (_OBSERVATION_SPEC, _STATE_SPEC))
@@ -195,9 +255,9 @@ def _open_session(path: str | Path) -> Any:
 def _describe_array(spec: Any) -> dict[str, Any]:
     """Returns a spec as JSON values, without bounds that are not finite; or an array, with its values as 'initial'."""
     described = {"dtype": numpy_dtype_of(spec).name, "shape": list(spec.shape)}
-    bounds = {name: np.asarray(getattr(spec, name, np.inf)) for name in ("minimum", "maximum")}
-    if all(np.isfinite(bound).all() for bound in bounds.values()):
-        described |= {name: bound.tolist() for name, bound in bounds.items()}
+    bounds = {name: getattr(spec, name, None) for name in ("minimum", "maximum")}
+    if all(bound is not None and np.isfinite(bound).all() for bound in bounds.values()):
+        described |= {name: np.asarray(bound).tolist() for name, bound in bounds.items()}
     return described | ({_INITIAL: spec.tolist()} if isinstance(spec, np.ndarray) else {})
 
 

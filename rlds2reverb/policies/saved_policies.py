@@ -26,14 +26,23 @@ def load_policy(path: str | Path) -> SavedPolicy | OnnxPolicy:
 
     Args:
       path: directory of a training run, for its last policy; or that of a SavedModel, such as runs/iql/best_policy; or
-        an ONNX file, for which onnxruntime takes the place of TensorFlow.
+        an ONNX file, for which onnxruntime takes the place of TensorFlow. Other programs write ONNX files as well; see
+        `describe_policy`.
 
     Raises:
-      ValueError: If there is no SavedModel, or it does not contain a policy, or the file was not written by
-        `Run.export_policy`.
+      ValueError: If there is no SavedModel, or it does not contain a policy, or the file does not describe one.
       ImportError: If the path is an ONNX file, but onnxruntime is not installed.
     """
-    return OnnxPolicy(path) if is_onnx_file(path) else load_saved_model(path)
+    found = find_policy(Path(path) / POLICY_FOLDER) or Path(path)
+    return OnnxPolicy(found) if is_onnx_file(found) else load_saved_model(found)
+
+
+def find_policy(path: Path) -> Path | None:
+    """Returns a policy in the directory of a run: a SavedModel, or the ONNX file of this name; None without either."""
+    if is_saved_model(path):
+        return path
+    file = path.with_name(f"{path.name}.onnx")
+    return file if file.is_file() else None
 
 
 def is_saved_model(folder: str | Path) -> bool:

@@ -31,7 +31,7 @@ from rlds2reverb.learners.figure_style import (
 )
 from rlds2reverb.learners.run_directory import DISCOUNTED_RETURN
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run
-from rlds2reverb.policies.saved_policies import is_saved_model
+from rlds2reverb.policies.saved_policies import find_policy
 
 from ..evaluation_environment import restore_environment
 from ..experiments import list_runs
@@ -352,7 +352,7 @@ def _add_films(page: Page, groups: dict[str, list[Run]]) -> None:
     page.add_section("Films", "One episode in each environment, with a seed that the evaluations do not use.")
     with tempfile.TemporaryDirectory(prefix="rlds2reverb-") as folder:
         for label, (run, *_) in list(groups.items())[:_MAX_FILMS]:
-            name = next((name for name in _POLICIES if is_saved_model(run.path / name)), None)
+            name = next((name for name in _POLICIES if find_policy(run.path / name)), None)
             environment, reason = None, f"{run.path} has no {'policy' if name is None else 'environment'}"
             try:
                 environment = restore_environment(run)
