@@ -56,7 +56,7 @@ _EPISODES = {"auto": None, "held-out": True, "all": False}
     type=at_least_1,
     help="Number of updates of each fit.",
 )
-@option("--ensemble", default=5, type=at_least_1, help="Number of models or Q-functions.")
+@option("--ensemble", default=5, type=at_least_1, help="Models or Q-functions to fit.")
 @option("--seed", default=0, type=at_least_0, help="Random seed of weights, batches and the bootstrap.")
 @option("--out", type=checks.estimates, help="File to write: the estimates, or a figure of them.")
 @reading_options
