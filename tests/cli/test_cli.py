@@ -217,7 +217,7 @@ def test_validate_lists_errors_and_exits_with_2(data, capsys):
     assert code == 2 and "step['reward'] holds NaN. (episode 1, step 14, field reward)" in out and "INVALID" in out
     code, out, _ = call(capsys, "validate", path, "--json")
     result = json.loads(out)
-    assert code == 2 and not result["valid"] and result["num_errors"] == 1
+    assert code == 2 and result["failed"] and not result["valid"] and result["num_errors"] == 1
     assert result["errors"] == [{"episode": 1, "step": 14, "field": "reward", "message": "step['reward'] holds NaN."}]
 
 

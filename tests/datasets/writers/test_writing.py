@@ -98,6 +98,8 @@ def test_d4rl_file_is_read_back_equal_from_every_format_in_turn(data, tmp_path, 
 @pytest.mark.parametrize("format", ["rlds", "minari"])
 def test_nests_images_strings_and_all_dtypes_are_read_back_equal(tmp_path, format):
     steps = [make_rich_steps(), make_rich_steps()]
+    for rows in steps:
+        rows["observation"]["goal"] = np.zeros((len(rows["reward"]), 1, 2), np.float32)
     path = write(steps, tmp_path, format)
     assert_same_episodes(load(path, extra_fields=["info"] if format == "minari" else ()), load(steps))
 
@@ -142,6 +144,17 @@ def test_d4rl_file_is_read_by_a_loader_of_d4rl_style(tmp_path):
     ]
     assert transitions == [(0, 2, False), (2, 4, False), (0, 2, False), (2, 4, False)]
     assert rows["terminals"].tolist() == [False] * 5 + [True] and rows["timeouts"].tolist().index(True) == 2
+
+
+@pytest.mark.parametrize(
+    ("folder", "name", "version"),
+    [("My Demos-3", "my_demos_3", "1.0.0"), ("a.b/2.0.1", "a_b", "2.0.1"), ("7/1.0.0", "dataset_7", "1.0.0")],
+)
+def test_rlds_directory_has_a_name_that_tfds_accepts(tmp_path, folder, name, version):
+    (tmp_path / folder).parent.mkdir(exist_ok=True)
+    write_dataset([make_rich_steps()], tmp_path / folder, format="rlds")
+    info = tfds.builder_from_directory(tmp_path / folder).info
+    assert (info.name, str(info.version)) == (name, version)
 
 
 def test_rlds_directory_is_read_by_tfds_in_order(data, tmp_path):
