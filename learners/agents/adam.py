@@ -82,13 +82,12 @@ class Adam(tf.Module):
 
     def apply(self, gradients: Sequence[tf.Tensor]) -> None:
         """Makes one update with the replicas' mean gradients, given in the order of the variables."""
-        gradients = mean_over_replicas(gradients)
-        if self._clip_norm is not None:
-            gradients, _ = tf.clip_by_global_norm(gradients, self._clip_norm)
-        self.apply_mean(gradients)
+        self.apply_mean(mean_over_replicas(gradients))
 
     def apply_mean(self, gradients: Sequence[tf.Tensor]) -> None:
         """Makes one update with gradients that are already equal on all replicas."""
+        if self._clip_norm is not None:
+            gradients, _ = tf.clip_by_global_norm(gradients, self._clip_norm)
         rate = self.learning_rate()
         step = self.step + 1
         assign_on_replica(self.step, step)
