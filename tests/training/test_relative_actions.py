@@ -89,7 +89,7 @@ def test_relative_actions_that_policies_cannot_undo_raise(tmp_path, mapping, opt
 
 
 @pytest.mark.slow
-def test_bounds_of_the_environment_replace_those_of_the_dataset(tmp_path):
+def test_bounds_of_the_environment_come_first(tmp_path):
     bounded = replace(load(make_logs(relative=False)), action_space=spaces.Box(-LIMIT, LIMIT, (3,)))
     run = train(
         load(bounded, mapping=MAPPING), "bc", tmp_path / "run", steps=2, env=Arm, action_bounds=(-1, 1), eval_episodes=1

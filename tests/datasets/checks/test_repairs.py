@@ -179,7 +179,7 @@ def test_written_datasets_are_repaired_only_where_they_are_wrong(right, tmp_path
     assert repair_dataset(out, tmp_path / "again" / path.name) == []
 
 
-def test_command_lists_what_it_did_and_what_it_left(right, tmp_path, capsys):
+def test_command_lists_repairs_and_other_findings(right, tmp_path, capsys):
     DAMAGES["fps"][0](right)
     DAMAGES["index"][0](right)
     edit_rows(right, replace_column("timestamp", lambda times: times))
