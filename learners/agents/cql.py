@@ -50,9 +50,12 @@ class CQLAgent(ActorCriticAgent):
     As in the authors' code, the temperature is updated first, then actor and critics with losses that both use the
     networks from before the step, then the targets. `num_bc_updates` is their warm start of the actor by cloning.
 
-    The defaults have the values of the authors' code and its README for the D4RL locomotion tasks: a fixed weight, 5 or
-    10, and 1e-4 for the actor (github.com/aviralkumar2907/CQL, d4rl/examples/cql_mujoco_new.py). As there, the last
-    layers are initialised within 1e-3 (actor) and 3e-3 (critics). Updates have not been compared with that code.
+    Updates and initial weights are those of the authors' code (d4rl/rlkit/torch/sac/cql.py of
+    github.com/aviralkumar2907/CQL), and defaults are those of its README for the D4RL locomotion tasks: a fixed weight,
+    5 or 10, and 1e-4 for the actor. Four details differ: densities are exact, where the code adds 1e-6 to the
+    derivative of tanh; the last biases are 0; targets of `max_q_backup` share the penalty's actions; and the script
+    clones the first 40,000 updates by default. Before PyTorch 1.5, the code also multiplied the actor's gradient by
+    the critics' weights of after their update.
 
     Attributes:
       hidden_sizes: sizes of the hidden layers of actor and critics.
@@ -70,7 +73,7 @@ class CQLAgent(ActorCriticAgent):
         pi(s') instead of the value of one action (paper, appendix F; the authors' script has it for AntMaze).
     """
 
-    _network_options: ClassVar[dict[str, Any]] = {"hidden_bias": 0.0}
+    _network_options: ClassVar[dict[str, Any]] = {"init": "fan_out", "hidden_bias": 0.1}
     #: Arguments of the last layers of actor and critics.
     _final_scales: ClassVar[tuple[float, float]] = (1e-3, 3e-3)
     _initial_log_weight: ClassVar[float] = 0.0

@@ -14,7 +14,7 @@ from ..option_declarations import NetworkFactory
 from .hyperparameters import ImageEncoderName
 from .image_networks import ImageNetwork
 from .network_inputs import NetworkInputs, require_images
-from .networks import MLP, MaskedNetwork, Network, split_copies
+from .networks import MLP, Dropout, MaskedNetwork, Network, split_copies
 from .replicas import assign_on_replica
 from .unit_conversions import Observations
 
@@ -114,8 +114,8 @@ class CustomNetwork(tf.Module):
         """The variables for the optimiser."""
         return [variable for variable in self._weights if variable.trainable]
 
-    def __call__(self, x: tf.Tensor, *, copy_index: int | None = None) -> tf.Tensor:
-        """Computes the outputs, float32 [B, out] or [copies, B, out]; see `MLP`."""
+    def __call__(self, x: tf.Tensor, *, copy_index: int | None = None, dropout: Dropout | None = None) -> tf.Tensor:
+        """Computes the outputs, float32 [B, out] or [copies, B, out], without dropout; see `MLP`."""
         if self._copies is None or copy_index is not None:
             return self._calls[copy_index or 0](self._inputs.nest(x))
         inputs = split_copies(x, self._copies)

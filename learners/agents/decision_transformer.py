@@ -1,6 +1,5 @@
 """Decision Transformer: actions predicted from a window of steps and the returns that should follow them."""
 
-import itertools
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -14,8 +13,9 @@ from rlds2reverb.types.specs import describe, leaves, path_name
 from .adam import Adam
 from .hyperparameters import Count, NonNegative, Positive, Range, configurable
 from .network_inputs import is_image
+from .networks import Dropout
 from .offline_agent import OfflineAgent
-from .transformer import Dropout, LayerNorm, Linear, TransformerBlock
+from .transformer import LayerNorm, Linear, TransformerBlock
 from .unit_conversions import BoundedActions, Observations
 
 
@@ -179,8 +179,8 @@ class DecisionTransformerAgent(OfflineAgent):
     Section 3, with the loss, optimiser and network of the authors' code for OpenAI Gym. The mean is over the steps of
     all windows in a batch, padding excluded.
 
-    The defaults are those of the paper (appendix A) and of the authors' code, gym/experiment.py in
-    github.com/kzl/decision-transformer.
+    Updates and defaults are those of the authors' code for OpenAI Gym (gym/decision_transformer/ and gym/experiment.py
+    of github.com/kzl/decision-transformer; paper, appendix A).
 
     Attributes:
       target_return: return that the policy aims at, in the dataset's own rewards; None for the highest one of the
@@ -266,7 +266,7 @@ class DecisionTransformerAgent(OfflineAgent):
         return Window(observation, self.actions.to_unit(action), return_to_go, info["time_step"], info["mask"], weights)
 
     def _update(self, batch: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        loss = self.optimizer.minimize(lambda: self.loss(batch, self._make_dropout()))
+        loss = self.optimizer.minimize(lambda: self.loss(batch, self.make_dropout(self.dropout) or tf.identity))
         return loss, {"actor_loss": loss}
 
     def loss(self, batch: Window, dropout: Dropout = tf.identity) -> tf.Tensor:
@@ -274,13 +274,6 @@ class DecisionTransformerAgent(OfflineAgent):
         errors = tf.reduce_mean(tf.square(self.actor(batch, dropout) - batch.action), axis=-1)
         mask = tf.cast(batch.mask, tf.float32)
         return tf.reduce_sum(batch.weights[:, tf.newaxis] * mask * errors) / tf.reduce_sum(mask)
-
-    def _make_dropout(self) -> Dropout:
-        """Returns a function with a different seed in each of its calls and in each update."""
-        draws = itertools.count()
-        if not self.dropout:
-            return tf.identity
-        return lambda x: tf.nn.experimental.stateless_dropout(x, self.dropout, self.noise_seed(next(draws)))
 
 
 def _require_vectors(observation_spec: Any) -> None:

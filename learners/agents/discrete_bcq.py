@@ -23,9 +23,9 @@ class DiscreteBCQAgent(DQNAgent):
     It is double DQN whose greedy actions are likely in the data: G is cloned from them. A threshold of 0 is double DQN,
     and one near 1 is behavioural cloning. The penalty of the logits is in the authors' code only.
 
-    The defaults are the authors' settings for Atari (paper, appendix; github.com/sfujim/BCQ, discrete_BCQ), where Q and
-    G share their convolutions; here, they are separate networks. Small tasks need a higher learning rate, such as 3e-4,
-    and a shorter period.
+    Updates are those of the authors' code (discrete_BCQ/discrete_BCQ.py of github.com/sfujim/BCQ), and defaults are
+    those of its main.py for Atari. There, Q and G share the convolutions of images; here, they are separate networks.
+    Small tasks need a higher learning rate, such as 3e-4, and a shorter period.
 
     Attributes:
       hidden_sizes: sizes of the hidden layers; (512,) gives the networks of Mnih et al. for images.

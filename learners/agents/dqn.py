@@ -23,6 +23,11 @@ class DQNAgent(DiscreteAgent):
     CQL's eq. 4; a weight of 0 omits it. CQL's authors add it to quantile regression, and this class to plain
     Q-learning. Images are encoded by the convolutions of Mnih et al.; see `ImageNetwork`.
 
+    Updates are those of Dopamine (dopamine/tf/agents/dqn/dqn_agent.py of github.com/google/dopamine, with Adam); with
+    `double` those of DQN Zoo (dqn_zoo/double_q/agent.py of github.com/google-deepmind/dqn_zoo, with Adam); and with
+    `conservative_weight` those of CQL's authors for one quantile, whose loss is half as large
+    (atari/batch_rl/multi_head/quantile_agent.py of github.com/aviralkumar2907/CQL).
+
     Adam's settings and the period are those of Hessel et al. (2018, "Rainbow", table 1; Mnih et al. use RMSProp and
     10,000 updates); discount and exploration are those of Mnih et al. (2015, extended data table 1). They suit Atari;
     small tasks need a higher learning rate, such as 1e-3, and a shorter period.

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from .hyperparameters import ImageEncoderName
 from .network_inputs import NetworkInputs, is_channels_first
-from .networks import MLP, split_copies
+from .networks import MLP, Dropout, split_copies
 from .replicas import assign_on_replica
 
 #: Returns the next weights of an encoder, whose initial values are uniform between two bounds: `(shape, low, high)`.
@@ -221,7 +221,7 @@ class ImageNetwork(tf.Module):
         """The variables for the optimiser."""
         return [*(encoder.flat for encoders in self.encoders for encoder in encoders), self.mlp.flat]
 
-    def __call__(self, x: tf.Tensor, *, copy_index: int | None = None) -> tf.Tensor:
+    def __call__(self, x: tf.Tensor, *, copy_index: int | None = None, dropout: Dropout | None = None) -> tf.Tensor:
         """Computes the outputs, float32 [B, out] or [copies, B, out]; see `MLP`."""
 
         def compute_features(x: tf.Tensor, index: int) -> tf.Tensor:
@@ -229,9 +229,9 @@ class ImageNetwork(tf.Module):
             return tf.concat([*self._encode(fields, index), *([] if action is None else [action])], axis=1)
 
         if self._copies is None or copy_index is not None:
-            return self.mlp(compute_features(x, copy_index or 0), copy_index=copy_index)
+            return self.mlp(compute_features(x, copy_index or 0), copy_index=copy_index, dropout=dropout)
         inputs = split_copies(x, self._copies)
-        return self.mlp(tf.stack([compute_features(x, index) for index, x in enumerate(inputs)]))
+        return self.mlp(tf.stack([compute_features(x, index) for index, x in enumerate(inputs)]), dropout=dropout)
 
     def call_with_actions(self, observations: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
         """Computes the outputs, float32 [copies, N * B, out], of several actions; each image is encoded only once.

@@ -1,7 +1,7 @@
 """Fully connected networks with one variable each, and actors based on them."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +20,9 @@ _MAX_SEPARATE_COPIES = 2
 #: Functions between the layers; GELU is the approximation with tanh (Hendrycks & Gimpel 2016, section 2).
 _ACTIVATIONS = {"relu": tf.nn.relu, "gelu": lambda x: tf.nn.gelu(x, approximate=True)}
 
+#: Returns a tensor with some elements dropped out, or unchanged.
+Dropout = Callable[[tf.Tensor], tf.Tensor]
+
 
 class Network(Protocol):
     """The interface of a network, or of several that are computed together; see `MLP`."""
@@ -30,7 +33,7 @@ class Network(Protocol):
     def trained_variables(self) -> list[tf.Variable]:
         """The variables for the optimiser."""
 
-    def __call__(self, x: tf.Tensor, *, copy_index: int | None = None) -> tf.Tensor:
+    def __call__(self, x: tf.Tensor, *, copy_index: int | None = None, dropout: Dropout | None = None) -> tf.Tensor:
         """Computes the outputs, float32 [B, out] or [copies, B, out], of inputs [B, in] or [copies, B, in]."""
 
     def copy(self) -> Any:
@@ -75,8 +78,9 @@ class MLP(tf.Module):
             and zero biases; or "glorot" for weights uniform within sqrt(6 / (inputs + outputs)) and zero biases (Glorot
             & Bengio 2010, eq. 16).
           hidden_bias: initial value of every hidden bias; None to follow `init`.
-          final_scale: bound of the last layer's uniform weights and biases ("fan_in", "fan_out"), factor of its
-            orthogonal weights, or additional factor of its weights ("glorot"); None to initialise it like the others.
+          final_scale: bound of the last layer's uniform weights ("fan_in", "fan_out") and biases ("fan_in"), factor of
+            its orthogonal weights, or additional factor of its weights ("glorot"); None to initialise it like the
+            others.
           name: name of the module and its variable.
 
         Raises:
@@ -118,27 +122,29 @@ class MLP(tf.Module):
         counts = [4 if self._layer_norm else 2] * (self._num_layers - 1) + [2]
         return [list(itertools.islice(parts, count)) for count in counts]
 
-    def __call__(self, x: tf.Tensor, *, copy_index: int | None = None) -> tf.Tensor:
+    def __call__(self, x: tf.Tensor, *, copy_index: int | None = None, dropout: Dropout | None = None) -> tf.Tensor:
         """Computes the outputs, float32 [B, out] or [copies, B, out].
 
         Args:
           x: float32 [B, in]; with copies either [B, in], shared by all, or [copies, B, in].
           copy_index: index of a single copy to compute, with result [B, out]; None for all.
+          dropout: function that is applied to the output of each hidden layer; None for none.
         """
         if self._copies is None or copy_index is not None:
-            return self._forward(self.layers()[copy_index or 0], x)
+            return self._forward(self.layers()[copy_index or 0], x, dropout)
         if self._copies > _MAX_SEPARATE_COPIES:
-            return self._forward(self._stacked_layers(), x)
+            return self._forward(self._stacked_layers(), x, dropout)
         inputs = split_copies(x, self._copies)
-        return tf.stack([self._forward(layers, x) for layers, x in zip(self.layers(), inputs, strict=True)])
+        return tf.stack([self._forward(layers, x, dropout) for layers, x in zip(self.layers(), inputs, strict=True)])
 
-    def _forward(self, layers: list[list[tf.Tensor]], x: tf.Tensor) -> tf.Tensor:
+    def _forward(self, layers: list[list[tf.Tensor]], x: tf.Tensor, dropout: Dropout | None) -> tf.Tensor:
         """Returns the output [B, out] of one network, or [copies, B, out] if the parameters have that axis."""
         *hidden, last = layers
         activate = _ACTIVATIONS[self._activation]
         for weights, bias, *norm in hidden:
             x = _transform(x, weights, bias)
             x = activate(_normalize(x, *norm)) if self._norm_first else _normalize(activate(x), *norm)
+            x = x if dropout is None else dropout(x)
         return _transform(x, *last)
 
     def copy(self) -> "MLP":
@@ -175,9 +181,9 @@ class MaskedNetwork(tf.Module):
         """Returns which actions are legal, bool [B, actions]."""
         return x[..., self._mask] > 0
 
-    def __call__(self, x: tf.Tensor, *, copy_index: int | None = None) -> tf.Tensor:
-        """Computes the outputs, float32 [B, actions] or [copies, B, actions]."""
-        return tf.where(self.find_legal(x), self.network(x, copy_index=copy_index), ILLEGAL)
+    def __call__(self, x: tf.Tensor, *, copy_index: int | None = None, dropout: Dropout | None = None) -> tf.Tensor:
+        """Computes the outputs, float32 [B, actions] or [copies, B, actions]; see `MLP`."""
+        return tf.where(self.find_legal(x), self.network(x, copy_index=copy_index, dropout=dropout), ILLEGAL)
 
     def copy(self) -> "MaskedNetwork":
         """Returns a target network."""
@@ -243,9 +249,9 @@ class TanhActor(tf.Module):
         self.network, self.trained_variables = network, network.trained_variables
         self._noise = exploration_noise
 
-    def mode(self, observation: tf.Tensor) -> tf.Tensor:
-        """Returns the actions, float32 [B, A] in [-1, 1]."""
-        return tf.tanh(self.network(observation))
+    def mode(self, observation: tf.Tensor, *, dropout: Dropout | None = None) -> tf.Tensor:
+        """Returns the actions, float32 [B, A] in [-1, 1]; see `MLP` for `dropout`."""
+        return tf.tanh(self.network(observation, dropout=dropout))
 
     def sample(self, observation: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Returns the mode plus noise, clipped to [-1, 1], float32 [B, A]. `seed` is [2] integers."""
@@ -253,12 +259,14 @@ class TanhActor(tf.Module):
         noise = self._noise * tf.random.stateless_normal(tf.shape(mode), seed)
         return tf.clip_by_value(mode + noise, -1.0, 1.0)
 
-    def sample_smoothed(self, observation: tf.Tensor, seed: tf.Tensor, *, noise: float, clip: float) -> tf.Tensor:
+    def sample_smoothed(
+        self, observation: tf.Tensor, seed: tf.Tensor, *, noise: float, clip: float, dropout: Dropout | None = None
+    ) -> tf.Tensor:
         """Returns TD3's target action: the mode plus noise clipped to +-`clip`, clipped to [-1, 1], float32 [B, A].
 
         Fujimoto, van Hoof & Meger (2018), eq. 14. `noise` is the standard deviation, `seed` is [2] integers.
         """
-        mode = self.mode(observation)
+        mode = self.mode(observation, dropout=dropout)
         clipped_noise = tf.clip_by_value(noise * tf.random.stateless_normal(tf.shape(mode), seed), -clip, clip)
         return tf.clip_by_value(mode + clipped_noise, -1.0, 1.0)
 

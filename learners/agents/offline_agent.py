@@ -1,5 +1,6 @@
 """The base class of the agents: makes one update per batch, and returns the loss and TD errors."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
@@ -24,7 +25,7 @@ from .hyperparameters import (
     Seed,
     resolve_attributes,
 )
-from .networks import Network, critic_values
+from .networks import Dropout, Network, critic_values
 from .policies import ActorPolicy
 from .replicas import assign_on_replica, mean_over_replicas, replica_id
 from .unit_conversions import BoundedActions, DiscreteActions, Observations
@@ -268,6 +269,18 @@ class OfflineAgent(tf_agent.TFAgent):
         """Returns a seed, int64 [2], that is unique to the draw, train step, replica and seed of the agent."""
         replica_offset = tf.cast(replica_id(), tf.int64) * _REPLICA_SEED_OFFSET
         return tf.stack([replica_offset + (self.seed * _MAX_DRAWS + draw), self.train_step_counter.read_value()])
+
+    def make_dropout(self, rate: float, first_draw: int = 0) -> Dropout | None:
+        """Returns dropout with a different seed in each of its calls, from that of a draw, and in each train step.
+
+        Args:
+          rate: probability of dropping an element; None is returned for 0.
+          first_draw: number of the first call's draw; see `noise_seed`.
+        """
+        draws = itertools.count(first_draw)
+        if not rate:
+            return None
+        return lambda x: tf.nn.experimental.stateless_dropout(x, rate, self.noise_seed(next(draws)))
 
 
 class DiscreteAgent(OfflineAgent):

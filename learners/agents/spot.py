@@ -13,6 +13,8 @@ from .td3_bc import TD3BCAgent
 
 #: Bounds of the encoder's log standard deviations (the authors' vae.py).
 _LOG_STD_BOUNDS = (-4.0, 15.0)
+#: Number of the first draw of the actor's dropout.
+_ACTOR_DROPOUT = 200
 
 
 @configurable
@@ -25,12 +27,12 @@ class SPOTAgent(TD3BCAgent):
 
     The first `num_density_updates` updates train a conditional variational autoencoder, whose evidence lower bound
     estimates the log density of the data's actions, up to a factor and a constant; TD errors are then 1. All later
-    updates train actor and critics, and leave the density as it is. As in the authors' code (github.com/thuml/SPOT),
-    |.|^2 and KL are means over their elements, there is one sample of z, and decoded actions are the tanh of a network.
-    The authors' dropout of 0.1 in the actor is left out.
+    updates train actor and critics, and leave the density as it is. As in the authors' code, |.|^2 and KL are means
+    over their elements, there is one sample of z, decoded actions are the tanh of a network, and the dropout of the
+    actor applies to the target actor as well.
 
-    The defaults have the values of the authors' code for the D4RL locomotion tasks. Updates have not been compared with
-    it.
+    Updates and defaults are those of the authors' code for the D4RL locomotion tasks (train_vae.py, SPOT.py and main.py
+    of github.com/thuml/SPOT).
 
     Attributes:
       support_weight: the paper's lambda, tuned for each task; the default is that of hopper-medium.
@@ -39,6 +41,10 @@ class SPOTAgent(TD3BCAgent):
       density_learning_rate: Adam's learning rate for them.
       kl_weight: weight of the divergence, the authors' beta.
       latent_size: number of elements of z; None for twice the size of the action.
+      dropout: probability of dropout in the hidden layers of the actor while it learns; a custom network has none.
+      actor_final_scale: bound of the uniform initial weights and biases of the actor's last layer, 1e-3 for AntMaze;
+        None to initialise it like the others.
+      critic_final_scale: the same of the critics, 3e-3 for AntMaze.
     """
 
     alpha: ClassVar[None] = None  # type: ignore[misc]
@@ -49,6 +55,17 @@ class SPOTAgent(TD3BCAgent):
     density_learning_rate: Positive = 1e-3
     kl_weight: NonNegative = 0.5
     latent_size: Count | None = None
+    dropout: Annotated[float, Range(0, 1, max_open=True)] = 0.1  # type: ignore[misc]
+    actor_final_scale: Positive | None = None
+    critic_final_scale: Positive | None = None
+
+    @property
+    def _actor_network_options(self) -> dict[str, Any]:  # type: ignore[override]
+        return {"final_scale": self.actor_final_scale}
+
+    @property
+    def _critic_network_options(self) -> dict[str, Any]:  # type: ignore[override]
+        return {"final_scale": self.critic_final_scale}
 
     def _create(self) -> Any:
         width = self.actions.size
@@ -80,7 +97,7 @@ class SPOTAgent(TD3BCAgent):
 
     def actor_loss(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns the actor's loss, float32 []."""
-        action = self.actor.mode(batch.observation)
+        action = self.actor.mode(batch.observation, dropout=self.make_dropout(self.dropout, _ACTOR_DROPOUT))
         value = critic_values(self.critic, batch.observation, action, copy_index=0)
         scale = 1.0 / tf.stop_gradient(tf.reduce_mean(tf.abs(value)))
         distance = self.negative_log_density(batch.observation, action, 2)

@@ -10,6 +10,9 @@ from .networks import TanhActor, critic_values
 from .offline_agent import ActorCriticAgent, TransitionBatch
 from .replicas import assign_on_replica
 
+#: Number of the first draw of the target actor's dropout.
+_TARGET_DROPOUT = 100
+
 
 @configurable
 class TD3BCAgent(ActorCriticAgent):
@@ -40,6 +43,8 @@ class TD3BCAgent(ActorCriticAgent):
     _first_delay: ClassVar[int] = 1
     #: Whether the target actor tracks the weights before the actor's update.
     _tracks_old_actor: ClassVar[bool] = False
+    #: Probability of dropout in the hidden layers of actor and target actor.
+    dropout: ClassVar[float] = 0.0
 
     policy_noise: NonNegative = 0.2
     noise_clip: NonNegative = 0.5
@@ -66,7 +71,11 @@ class TD3BCAgent(ActorCriticAgent):
     def critic_targets(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns float32 [B]: r + gamma * discount * the target value of the smoothed target action."""
         action = self.target_actor.sample_smoothed(
-            batch.next_observation, self.noise_seed(0), noise=self.policy_noise, clip=self.noise_clip
+            batch.next_observation,
+            self.noise_seed(0),
+            noise=self.policy_noise,
+            clip=self.noise_clip,
+            dropout=self.make_dropout(self.dropout, _TARGET_DROPOUT),
         )
         return batch.reward + self.discount * batch.discount * self.target_values(batch, action)
 

@@ -1,18 +1,15 @@
 """A transformer decoder: the blocks of GPT-2, without embeddings."""
 
-from collections.abc import Callable
-
 import numpy as np
 import tensorflow as tf
+
+from .networks import Dropout
 
 _LAYER_NORM_EPSILON = 1e-5
 #: Standard deviation of the initial weights of GPT-2 (Radford et al. 2019, in the authors' code).
 _STD = 0.02
 #: A logit of attention whose softmax is 0.
 _MASKED = np.float32(-1e9)
-
-#: Returns a tensor with some elements dropped out, or unchanged.
-Dropout = Callable[[tf.Tensor], tf.Tensor]
 
 
 class Linear(tf.Module):

@@ -12,6 +12,8 @@ OBSERVATION, ACTION = 3, 2
 TIME_STEP_SPEC = time_step.time_step_spec(tf.TensorSpec([OBSERVATION], tf.float32, "observation"))
 GOAL_TIME_STEP_SPEC = time_step.time_step_spec(dict.fromkeys(["observation", "goal"], TIME_STEP_SPEC.observation))
 ACTION_SPEC = tensor_spec.BoundedTensorSpec([ACTION], tf.float32, [-2.0, 0.0], [2.0, 1.0], "action")
+#: Spec of four discrete actions.
+DISCRETE_SPEC = tensor_spec.BoundedTensorSpec([], tf.int32, -1, 2)
 #: Specs of time steps with two numbers, and of one action in [-1, 1].
 SMALL_SPECS = (
     time_step.time_step_spec(tf.TensorSpec([2], tf.float32)),
@@ -34,6 +36,12 @@ def make_columns(size, seed=0):
         "next_action": rng.uniform([-2, 0], [2, 1], size=(size, ACTION)).astype(np.float32),
         "return_to_go": rng.normal(size=size).astype(np.float32),
     }
+
+
+def make_discrete(data, step):
+    """Returns columns with actions of `DISCRETE_SPEC` that depend on the step."""
+    actions = (np.arange(len(data["reward"]), dtype=np.int32) + step) % 4 - 1
+    return {**data, "action": actions, "next_action": actions}
 
 
 def to_transition(data):

@@ -12,22 +12,22 @@ import pytest
 import tensorflow as tf
 from agent_data import (
     ACTION_SPEC,
+    DISCRETE_SPEC,
     OBSERVATION,
     TIME_STEP_SPEC,
     change_hyperparameters,
     make_columns,
+    make_discrete,
     observe,
     small_networks,
     to_experience,
 )
-from tf_agents.specs import tensor_spec
 from tf_agents.trajectories.time_step import restart, time_step_spec
 
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.algorithms import ALGORITHMS
 
 FILE = Path(__file__).parents[2] / "data/updates.json"
-DISCRETE_SPEC = tensor_spec.BoundedTensorSpec([], tf.int32, -1, 2)
 #: Weights of the items, of which the first one ends in a terminal state.
 WEIGHTS = np.float32([1, 0.5, 2, 0, 1.5, 1])
 
@@ -51,7 +51,7 @@ def compute_updates(name, *, is_changed):
     for step in range(3):
         data = make_columns(len(WEIGHTS), step)
         if is_discrete:
-            data |= {key: (np.arange(6, dtype=np.int32) + step) % 4 - 1 for key in ("action", "next_action")}
+            data = make_discrete(data, step)
         info = agent.train(to_experience(name, data), tf.constant(WEIGHTS))
         assert ("td_error" in info.extra) == ALGORITHMS[name].has_td_errors
     results = {key: summarize(value) for key, value in {**info.extra, "loss": info.loss}.items()}

@@ -119,7 +119,7 @@ def test_td3_bc_updates_match_the_reference(name, alpha):
 def test_spot_updates_match_the_reference():
     """The first two updates train the density, and the other two the critics and the actor."""
     options = {"support_weight": 0.3, "kl_weight": 0.4, "num_density_updates": 2, "density_hidden_sizes": (5,)}
-    agent = make("spot", policy_delay=1, **options, **NOISE)
+    agent = make("spot", policy_delay=1, dropout=0.0, **options, **NOISE)
     latent = 2 * ACTION
     encoder, decoder = (OBSERVATION + ACTION, 5, 2 * latent), (OBSERVATION + latent, 5, ACTION)
     density = np.concatenate([to_float64(agent.encoder.flat), to_float64(agent.decoder.flat)])
