@@ -17,7 +17,7 @@ from rlds2reverb.system.text import suggest
 from rlds2reverb.types.arguments import require_count, require_one_of
 
 #: The attributes of `Algorithm` that are not texts.
-_NO_TEXTS = ("batch_size", "has_td_errors", "normalizes_observations", "step_info", "defaults")
+_NO_TEXTS = ("batch_size", "has_td_errors", "normalizes_observations", "std_eps", "step_info", "defaults")
 
 #: Kinds of items; see `Algorithm`.
 Items = Literal["transitions", "trajectories", "windows", "goals"]
@@ -56,6 +56,8 @@ class Algorithm:
       has_td_errors: whether updates return TD errors, which prioritized sampling requires; None if unknown.
       normalizes_observations: whether observations are normalised by default: if the published results use normalised
         observations, and for cloning, flows and goals, whose data are often in units such as degrees.
+      std_eps: number added to the standard deviations by which normalised observations are divided; that of TD3+BC
+        (Fujimoto & Gu 2021, section 5) unless the algorithm's authors add a different one.
       step_info: names of numbers that depend on a step's whole episode, which the agent receives as the policy info of
         transitions: 'return_to_go', the discounted return from the step on, which is undiscounted in windows, and
         'time_step', the step's number.
@@ -73,6 +75,7 @@ class Algorithm:
     batch_size: int = _BATCH_SIZE
     has_td_errors: bool | None = True
     normalizes_observations: bool = False
+    std_eps: float = 1e-3
     step_info: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     factory: Callable[..., Any] | None = field(default=None, repr=False)
@@ -250,7 +253,7 @@ def _describe_own(name: str, agent: Callable[..., Any]) -> Algorithm:
     bases = (by_class.get(f"{base.__module__}:{base.__qualname__}") for base in getattr(agent, "__mro__", ()))
     base = next((candidate for candidate in bases if candidate is not None), None)
     if base is not None:
-        inherited = ("actions", "items", "batch_size", "has_td_errors", "step_info")
+        inherited = ("actions", "items", "batch_size", "has_td_errors", "std_eps", "step_info")
         own = replace(own, **{option: getattr(base, option) for option in inherited})
         own = replace(own, normalizes_observations=base.normalizes_observations and accepts_statistics(agent))
     return own

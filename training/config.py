@@ -112,8 +112,8 @@ class TrainingConfig:
       cut_at_terminal: End each episode at its first terminal step.
       reward: Transform rewards: iql_locomotion, iql_antmaze, cql_antmaze, scale:SCALE[:SHIFT] for (r - SHIFT) * SCALE,
         or returns:TARGET for returns that differ by at most TARGET.
-      normalize_observations: Replace observations by (o - mean) / (std + 0.001), with statistics of the dataset;
-        constant elements by 0.
+      normalize_observations: Replace observations by (o - mean) / (std + 0.001), with statistics of the dataset, or
+        1e-6 for decision_transformer; constant elements by 0.
       clip_actions: Clip actions to just inside their bounds (by 1e-5 of half the range).
       action_bounds: Minimum and maximum of the actions.
 

@@ -299,8 +299,9 @@ def _describe_observations(
     observations = dataset.observation_spec
     for space in spaces:
         observations = add_bounds(observations, space, of_categories=True)
-    moments = Moments(*dataset.moments.agent_statistics())
-    if get_algorithm(config.algo).items == "goals":
+    algorithm = get_algorithm(config.algo)
+    moments = Moments(*dataset.moments.agent_statistics(algorithm.std_eps))
+    if algorithm.items == "goals":
         observations = add_goal(observations, observations)
         moments = Moments(*(add_goal(part, part) for part in moments))
     return time_step.time_step_spec(to_tensor_spec(observations)), moments

@@ -81,7 +81,7 @@ def _check_agent(binding: Binding, owner: str, algo: str) -> Any:
     name, declared = binding.name, get_hyperparameters(algo)
     if name not in declared:
         raise binding.error(f"{owner} has no hyperparameter {name!r}{advise(name, declared)}")
-    if name in RUN_HYPERPARAMETERS:
+    if name in RUN_HYPERPARAMETERS and binding.value is not None:  # Without a schedule, its length does not matter.
         option = RUN_HYPERPARAMETERS[name]
         raise binding.error(f"{owner}.{name} cannot be set because the run determines it; set {option} instead")
     try:

@@ -22,7 +22,7 @@ from rlds2reverb.types.experience import convert_data
 
 PUBLISHED = {"td3_bc", "spot", "decision_transformer"}
 #: Presets whose authors do not normalise, although their other presets do.
-NOT_NORMALISED = {"spot-antmaze", "spot-antmaze-umaze"}
+NOT_NORMALISED = {"spot-antmaze", "spot-antmaze-medium-play", "spot-antmaze-umaze"}
 CLONING_FLOWS_AND_GOALS = {"bc", "discrete_bc", "fql", "gcbc", "gciql", "gcivl", "hiql", "crl"}
 CHUNKED = [
     name for name, algorithm in ALGORITHMS.items()
@@ -64,6 +64,20 @@ def test_default_is_documented_and_large_observations_warn(algo):
 def test_chunks_are_normalised_by_default(algo):
     assert TrainingConfig(algo, chunk_length=2).normalize_observations
     assert not TrainingConfig(algo, chunk_length=2, normalize_observations=False).normalize_observations
+
+
+@pytest.mark.parametrize(("algo", "eps"), [("td3_bc", 1e-3), ("decision_transformer", 1e-6)])
+def test_agents_and_policies_add_the_constant_of_their_authors(algo, eps):
+    episodes = [make_episode(number) for number in range(2)]
+    for episode in episodes:
+        episode["observations"][:, 0] *= 1e-5
+    config = TrainingConfig(algo, hyperparameters=small_networks(algo))
+    agent = make_run_agent(config, open_data(episodes, config))
+    seen = np.concatenate([episode["observations"][:-1, 0] for episode in episodes])
+    found = agent.observations(tf.constant([[2e-3, 40.0]]))[0, 0]
+    np.testing.assert_allclose(found, (2e-3 - seen.mean()) / (seen.std() + eps), rtol=1e-4)
+    names = {variable.name for variable in agent.policy.variables()}  # Also those that are exported.
+    assert {variable.name for variable in agent.observations.variables} <= names
 
 
 def test_presets_keep_what_was_published():

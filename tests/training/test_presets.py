@@ -6,6 +6,7 @@ import gin
 import pytest
 from agent_data import ACTION_SPEC, TIME_STEP_SPEC
 
+from rlds2reverb import TrainingConfig
 from rlds2reverb.datasets.transforms import parse_reward
 from rlds2reverb.learners.agents import make_agent, read_gin
 from rlds2reverb.learners.algorithms import get_algorithm
@@ -62,3 +63,11 @@ def test_unknown_preset_raises_with_the_nearest_name():
 def test_weights_of_spot_match_the_authors():
     for name, weight in {"halfcheetah": 0.05, "hopper": 0.1, "walker2d-medium-expert": 0.5}.items():
         assert read_gin([get_preset(f"spot-{name}")], "spot")[1] == {"support_weight": weight}
+    others = {"actor_learning_rate": 1e-4, "dropout": 0.0, "actor_final_scale": 1e-3, "critic_final_scale": 3e-3}
+    for name, weight in {"antmaze-umaze": 0.25, "antmaze-medium-play": 0.05, "antmaze": 0.025}.items():
+        assert read_gin([get_preset(f"spot-{name}")], "spot")[1] == {"support_weight": weight, **others}
+
+
+def test_preset_of_xql_has_no_schedule():
+    config = TrainingConfig.from_gin("xql", presets=["xql-antmaze"])
+    assert config.resolved_hyperparameters["num_updates"] is None
