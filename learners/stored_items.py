@@ -14,7 +14,13 @@ import tensorflow as tf
 from rlds2reverb.adders.adder import ItemAdder
 from rlds2reverb.datasets.steps import image_files
 from rlds2reverb.datasets.steps.goals import NUM_NUMBERS, GoalSampling
-from rlds2reverb.datasets.steps.item_index import ItemIndex, draw_numbers, permute_epochs, sample_uniformly
+from rlds2reverb.datasets.steps.item_index import (
+    ItemIndex,
+    WeightedItems,
+    draw_numbers,
+    permute_epochs,
+    sample_uniformly,
+)
 from rlds2reverb.datasets.steps.step_columns import StepColumns
 from rlds2reverb.errors import SourceError
 from rlds2reverb.reverb.wire.packing import Packing, pack_columns, packed_signature, unpack
@@ -53,6 +59,7 @@ class StoredItems(Feed):
         convert: Callable[[dict[str, Nest]], dict[str, Nest]] = lambda steps: steps,
         added: Mapping[str, Nest] = MappingProxyType({}),
         goals: GoalSampling | None = None,
+        weigh: Callable[[dict[str, Nest]], Any] | None = None,
     ):
         """Reads one item, for the spec of the batches.
 
@@ -65,6 +72,8 @@ class StoredItems(Feed):
           convert: function applied to columns `[R, ...]` of some fields when they are read, row by row.
           added: further fields that the adder can read, nests of arrays `[R, ...]` with a row for each step.
           goals: goals of the items, which are then transitions of one step; None for none.
+          weigh: function of the columns of an episode that returns the weights of its items; see `WeightedItems`. None
+            to sample uniformly.
 
         Raises:
           SourceError: If there are no items.
@@ -75,6 +84,7 @@ class StoredItems(Feed):
         self.convert, self._adder, self._added, self._goals = convert, adder, added, goals
         self._batch_size, self._seed = batch_size, seed
         self._set_steps(steps, is_used)
+        self._weighted = None if weigh is None else WeightedItems(self._index, steps, weigh)
         first = self.read_items(np.zeros(1, np.int64))
         item_spec = map_structure(lambda column: tf.TensorSpec(column.shape[1:], column.dtype), first)
         # One matrix is faster to pass to the graph than many columns. Bytes, of which images consist, are not.
@@ -136,6 +146,8 @@ class StoredItems(Feed):
     def sample_indices(self, first_step: int, count: int = 1) -> np.ndarray:
         """Implements `Feed.sample_indices`."""
         seed, size = self._seed ^ SEED_SALT, self._batch_size
+        if self._weighted is not None:
+            return self._weighted.sample(seed, first_step, count, size)
         if not self._in_epochs:
             return sample_uniformly(seed, first_step, count, size, self.num_items)
         positions = np.arange(first_step * size, (first_step + count) * size).reshape(count, size)

@@ -19,7 +19,7 @@ from rlds2reverb.datasets import load
 from rlds2reverb.datasets.field_statistics import FieldStatistics, Normalization, read_statistics
 from rlds2reverb.datasets.source import Source
 from rlds2reverb.datasets.steps.image_files import Decoder, decode_images
-from rlds2reverb.datasets.steps.item_index import ItemIndex, find_shard, permute, sample_uniformly
+from rlds2reverb.datasets.steps.item_index import ItemIndex, WeightedItems, find_shard, permute, sample_uniformly
 from rlds2reverb.datasets.steps.layout import Layout
 from rlds2reverb.datasets.steps.step_columns import MemoryColumns, StepColumns
 from rlds2reverb.datasets.steps.stores import find_store, make_store, open_columns, require_valid_store
@@ -126,6 +126,7 @@ class _Options:
     _: KW_ONLY
     items: ItemAdder = DEFAULT_ITEMS
     normalize: Mapping[str, Normalization] | None = None
+    sampler: Callable[[dict[str, Any]], Any] | None = None
     seed: int = 0
     epochs: int | None = None
     drop_last: bool = False
@@ -146,6 +147,7 @@ class _Options:
             require_defaults(self, ["drop_last"], "without epochs, in which all batches are full")
         else:
             require_count("epochs", self.epochs)
+            require_defaults(self, ["sampler"], "with epochs, which contain each item once")
         for name, mode in (self.normalize or {}).items():
             require_one_of(f"normalize[{name!r}]", mode, get_args(Normalization))
         if not isinstance(self.items, ItemAdder) or not self.items.reads_at_random:
@@ -181,6 +183,9 @@ def batches(options: _Options) -> Batches:  # noqa: D417 - The arguments are tho
       normalize: how to normalise fields of floats, by their paths, such as {'observation.state': 'mean_std', 'action':
         'quantiles'}, with the statistics of the whole dataset; see `FieldStatistics`, of which `Batches.statistics`
         contains one for each field. Next observations are normalised like observations.
+      sampler: function of the columns `[T, ...]` of an episode, without its images, that returns its weight, or the
+        weights `[T]` of its steps, in proportion to which items are sampled; None to sample uniformly. The k-th item
+        of an episode has the weight of its k-th step.
       seed: random seed for sampling and for the order of epochs, in [0, 2^31).
       epochs: number of epochs, at least 1; None to sample with replacement.
       drop_last: whether to leave out the incomplete batches at the end of each epoch.
@@ -222,6 +227,7 @@ class _StoredBatches:
         self.index = ItemIndex(steps, options.items)
         if not self.index.num_items:
             raise SourceError("there are no items; check whether all episodes are shorter than an item")
+        self._weighted = None if options.sampler is None else WeightedItems(self.index, steps, options.sampler)
         self._read_items(np.zeros(1, np.int64))  # Raises errors of the options.
         size = options.batch_size * options.world_size
         self._steps_per_epoch = self.index.num_items // size if options.drop_last else -(-self.index.num_items // size)
@@ -248,6 +254,8 @@ class _StoredBatches:
     def _choose_items(self, step: int) -> np.ndarray:
         options, num_items = self._options, self.index.num_items
         rank, world_size = options.rank, options.world_size
+        if self._weighted is not None:
+            return self._weighted.sample(options.seed, step * world_size + rank, 1, options.batch_size)[0]
         if options.epochs is None:
             return sample_uniformly(options.seed, step * world_size + rank, 1, options.batch_size, num_items)[0]
         epoch, step = divmod(step, self._steps_per_epoch)

@@ -361,3 +361,51 @@ def test_fields_are_normalized_with_the_statistics_of_the_values_that_exist(item
 def test_fields_that_cannot_be_normalized_are_named(normalize, message):
     with pytest.raises(ValueError, match=message):
         batches(make_robot_episodes()[0], 8, normalize=normalize)
+
+
+def make_weighted_episodes():
+    """Returns 3 episodes of 4 transitions, whose actions are the numbers of their steps, with weights."""
+    return [
+        {
+            "observations": np.zeros((5, 1), np.float32),
+            "actions": np.float32(np.arange(4)[:, None] + 10 * number),
+            "rewards": np.float32([number] * 4),
+            "terminated": False,
+            "weight": np.float32([0, 1, 3, 0]),
+        }
+        for number in range(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "expected"),
+    [
+        (lambda steps: steps["reward"].sum(), {10 * number + step: number / 12 for number in (1, 2) for step in range(4)}),
+        (lambda steps: steps["weight"], {10 * number + step: (1, 3)[step - 1] / 12 for number in range(3) for step in (1, 2)}),
+    ],
+)  # fmt: skip
+def test_items_are_sampled_in_proportion_to_weights(sampler, expected):
+    data = batches(make_weighted_episodes(), 6000, sampler=sampler, seed=3)
+    first, second, *_ = (batch["action"][:, 0] for batch, _ in zip(data, range(2), strict=False))
+    found, counts = np.unique(first, return_counts=True)
+    total = sum(expected.values())
+    assert found.tolist() == sorted(expected)
+    np.testing.assert_allclose(counts / 6000, [expected[key] / total for key in found], atol=0.025)
+    resumed = next(iter(batches(make_weighted_episodes(), 6000, sampler=sampler, seed=3, first_step=1)))
+    np.testing.assert_array_equal(resumed["action"][:, 0], second)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        (lambda steps: -1, "sampler must return a number >= 0, or one for each of 5 steps, got .*-1.* for episode 0"),
+        (lambda steps: [1, 2], "one for each of 5 steps"),
+        (lambda steps: np.nan, "a number >= 0"),
+        (lambda steps: 0, "must return a weight above 0"),
+    ],
+)
+def test_invalid_weights_raise(sampler, message):
+    with pytest.raises(ValueError, match=message):
+        batches(make_weighted_episodes(), 2, sampler=sampler)
+    with pytest.raises(ValueError, match="sampler.* with epochs, which contain each item once"):
+        batches(make_weighted_episodes(), 2, sampler=sampler, epochs=1)

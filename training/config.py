@@ -29,7 +29,7 @@ from rlds2reverb.system.references import describe_callable
 from rlds2reverb.system.text import suggest
 from rlds2reverb.types.short_repr import short_repr
 
-from .config_validation import ignores, read_hooks, read_offsets, require_consistent
+from .config_validation import ignores, read_hooks, read_offsets, require_consistent, resolve_sampler
 from .environment_spec import describe_env
 from .option_fields import EVALUATION, ONLINE, TrainingOption, check_options, declare_fields, make_option
 from .presets import get_preset
@@ -75,8 +75,8 @@ class TrainingConfig:
         restricted.
       jit_compile: Compile the update with XLA.
       batch_size: Items per batch.
-      sampler: How batches are sampled: uniformly from the dataset in memory, or by priority from a Reverb table whose
-        priorities are updated with TD errors.
+      sampler: How batches are sampled: uniform, prioritized (from a Reverb table whose priorities are updated with TD
+        errors), or my_module:weigh, a function that returns weights of episodes or steps.
       store_dir: Directory for a store of the dataset, from which batches are read, so that the data need not fit in
         memory; runs on the same data share it.
       top_percent: Train only on the P percent of episodes with the highest return.
@@ -146,7 +146,13 @@ class TrainingConfig:
     batch_size: Annotated[int, Range(1)] | None = _batches(
         None, "as published for the algorithm, mostly 256", identifies=True, is_of_learner=True
     )
-    sampler: Literal["uniform", "prioritized"] = _batches("uniform", identifies=True, needs_dataset=True)
+    sampler: Any = _batches(  # noqa: RUF009 - an immutable default
+        "uniform",
+        metavar="SAMPLER",
+        values_text="'uniform', 'prioritized' or function",
+        identifies=True,
+        needs_dataset=True,
+    )
     store_dir: str | None = _batches(
         None, "data that fit are kept in memory", metavar="DIR", values_text="path", needs_dataset=True
     )
@@ -298,6 +304,7 @@ class TrainingConfig:
         values = {option: getattr(self, option) for option in declared_options()}
         if self.env is not None and not isinstance(self.env, str):
             values["env"] = describe_env(self.env)
+        values["sampler"] = describe_callable(self.sampler)
         values["hyperparameters"] = {name: describe_callable(value) for name, value in self.hyperparameters.items()}
         values["hooks"] = [
             hook if isinstance(hook, (str, Mapping)) else describe_reference(hook) for hook in values["hooks"]
@@ -426,6 +433,7 @@ class TrainingConfig:
     def _code(self) -> dict[str, str]:
         """The fingerprints of the user's agent and of hyperparameters that JSON does not have, by name."""
         parts = {self.algo: get_algorithm(self.algo).factory, **self.resolved_hyperparameters}
+        parts["sampler"] = resolve_sampler(self.sampler)
         return {name: fingerprint_code(part) for name, part in parts.items() if not _is_plain(part)}
 
     def require_valid_hyperparameters(self) -> None:
@@ -462,6 +470,7 @@ class TrainingConfig:
             if name not in derived and (name in self.hyperparameters or not name.startswith("observation_"))
         }
         values = {**{name: getattr(self, name) for name in names}, **hyperparameters}
+        values["sampler"] = describe_callable(self.sampler)
         values |= {"environment": environment, "environment_spec": spec}
         if self._code:
             values[CODE] = self._code

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from rlds2reverb.errors import ArgumentError, Message
 from rlds2reverb.learners.algorithms import RUN_HYPERPARAMETERS, Algorithm, get_algorithm
 from rlds2reverb.learners.hooks.configuration import SHORTHAND, read_shorthand
 from rlds2reverb.learners.option_declarations import parse_literal
-from rlds2reverb.system.references import is_reference
+from rlds2reverb.system.references import is_reference, resolve_reference
 from rlds2reverb.system.text import suggest
 from rlds2reverb.types.arguments import require_count
 from rlds2reverb.types.scores import D4RL
@@ -55,11 +55,28 @@ def require_consistent(config: TrainingConfig) -> None:
     _require_online(config, algorithm)
 
 
+def resolve_sampler(sampler: Any) -> Callable[[Any], Any] | None:
+    """Returns the function that weighs episodes, or None for uniform and prioritized sampling.
+
+    Raises:
+      ArgumentError: If it is neither 'uniform', 'prioritized' nor a function, or cannot be imported.
+    """
+    if sampler in ("uniform", "prioritized"):
+        return None
+    found = resolve_reference("sampler", sampler) if is_reference(sampler) else sampler
+    if not callable(found):
+        raise ArgumentError(
+            f"must be 'uniform', 'prioritized', or a function that returns weights, got {sampler!r}", about="sampler"
+        )
+    return found
+
+
 def _require_suitable(config: TrainingConfig, algorithm: Algorithm) -> None:
     if config.epochs is not None and config.steps is not None:
         sentence = f"cannot be combined with {config.steps:,} updates; leave out one of them"
         raise ArgumentError(sentence, about="epochs", steps=...)
-    if config.epochs is not None and config.sampler == "prioritized":
+    resolve_sampler(config.sampler)
+    if config.epochs is not None and config.sampler != "uniform":
         raise ArgumentError("requires a uniform sampler", about="epochs", sampler="uniform")
     for name, (value, reason) in _FIXED_OPTIONS.get(algorithm.items or "", {}).items():
         if getattr(config, name) != value:
@@ -104,7 +121,7 @@ def _require_online(config: TrainingConfig, algorithm: Algorithm) -> None:
             about="online_steps",
             warmup_steps=...,
         )
-    if config.sampler == "prioritized":
+    if config.sampler != "uniform":
         raise ArgumentError("requires a uniform sampler", about="online_steps", sampler="uniform")
     if config.deterministic and config.online_replay == "reverb":
         sentence = "requires collected data in memory; servers sample nondeterministically"

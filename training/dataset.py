@@ -39,6 +39,7 @@ from rlds2reverb.types.spaces import action_bounds, add_bounds
 from rlds2reverb.types.specs import ArraySpec, Nest, describe, leaves, path_name, to_tensor_spec
 
 from .config import TrainingConfig
+from .config_validation import resolve_sampler
 from .data import (
     Moments,
     RunFeed,
@@ -80,7 +81,7 @@ class StepData(TrainingData):
     @contextmanager
     def open_batches(self, config: TrainingConfig) -> Iterator[RunFeed]:
         """Implements `TrainingData.open_batches`. Prioritized items are sampled from a server that the run starts."""
-        if config.sampler == "uniform":
+        if config.sampler != "prioritized":
             feed = self.items.resize(config.batch_size or 1, in_epochs=config.epochs is not None)
             yield RunFeed(feed, self.items.resize)
             return
@@ -191,8 +192,9 @@ def open_dataset(
     )
     if config.validation:
         common["validation"] = items(is_used=is_validated).resize(config.batch_size or 1)
+    weigh = resolve_sampler(config.sampler)
     episodes = _make_source(source.name, dataset.steps, is_used, convert, config)
-    return StepData(**common, items=items(is_used=is_used), episodes=episodes)
+    return StepData(**common, items=items(is_used=is_used, weigh=weigh), episodes=episodes)
 
 
 def make_preparation(config: TrainingConfig) -> Preparation:

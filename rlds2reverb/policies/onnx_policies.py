@@ -147,7 +147,7 @@ class OnnxPolicy:
         if missing:
             raise ValueError(
                 f"{path} must be written by Run.export_policy or rlds2reverb export, but its metadata do not contain "
-                f"{', '.join(sorted(missing))}; describe a file of another program with describe_policy"
+                f"{', '.join(sorted(missing))}; call describe_policy for files of other programs"
             )
         self.action_spec = _read_array(json.loads(self.metadata[_ACTION_SPEC]))
         fields, state = (json.loads(self.metadata[name]) for name in (_OBSERVATION_SPEC, _STATE_SPEC))

@@ -255,7 +255,7 @@ WRONG_OPTIONS = {
     ("--deterministic", "--sampler", "prioritized"): "--deterministic requires a uniform sampler; servers sample "
     "nondeterministically (--sampler uniform)",
     ("--algo", "rebrac", "--n-step", "2"): "--n-step must be 1 for rebrac",
-    ("--sampler", "prioritised"): "'prioritised' is not one of",
+    ("--sampler", "prioritised"): "--sampler must be 'uniform', 'prioritized', or a function that returns weights",
     ("--steps", "0"): "--steps must be an integer >= 1, got 0",
     (
         "--set",

@@ -36,7 +36,11 @@ def test_defaults_are_those_of_the_algorithm():
         ({"epochs": 2, "sampler": "prioritized"}, ValueError, r"epochs requires a uniform .* \(sampler='uniform'\)"),
         ({"top_percent": 0}, ValueError, r"top_percent must be a number in \(0, 100\] or None, got 0"),
         ({"top_percent": 101}, ValueError, r"top_percent must be a number in \(0, 100\] or None, got 101"),
-        ({"sampler": "prioritised"}, ValueError, "sampler must be 'uniform' or 'prioritized', got 'prioritised'"),
+        (
+            {"sampler": "prioritised"},
+            ValueError,
+            "sampler must be 'uniform', 'prioritized', or a function that returns weights, got 'prioritised'",
+        ),
         ({"deterministic": 1}, ValueError, "deterministic must be True or False, got 1"),
         ({"reward": "iql"}, ValueError, "the reward recipe must be iql_locomotion, .*, got 'iql'"),
         (

@@ -17,7 +17,7 @@ from tf_agents.agents.sac import tanh_normal_projection_network
 from tf_agents.networks import actor_distribution_network
 from tf_agents.trajectories import time_step
 
-from rlds2reverb import SpecMismatchError, Training, TrainingConfig, load_run, register_agent, train
+from rlds2reverb import SpecMismatchError, Training, TrainingConfig, load, load_run, register_agent, train
 from rlds2reverb.cli.main import USER_ERROR, run
 from rlds2reverb.learners import algorithms
 from rlds2reverb.learners.agents import BCAgent, FullyConnected, GCIQLAgent, Range, ReBRACAgent
@@ -25,6 +25,7 @@ from rlds2reverb.learners.agents.registry import get_agent_class
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.hooks import LearnerHook
 from rlds2reverb.training import restore_environment
+from rlds2reverb.training.sources import open_data
 
 SMALL = {"env": None, "batch_size": 8, "log_every": 20, "progress": False, "steps": 4}
 MODULE = '''
@@ -405,3 +406,29 @@ def test_subclass_of_a_goal_agent_learns_without_rewards(data, tmp_path):
     path = data / "formats/ogbench/pointmaze-medium-navigate-v0-val.npz"
     options = {**SMALL, "hyperparameters": {"hidden_sizes": (4,)}}
     assert train(path, Mine, tmp_path, **options).configuration["algo"].endswith("Mine")
+
+
+def weigh_by_return(steps):
+    """Returns the return of an episode."""
+    return steps["reward"].sum()
+
+
+def test_train_samples_in_proportion_to_weights(tmp_path):
+    episodes = [
+        {
+            "observations": np.full((5, 1), number, np.float32),
+            "actions": np.zeros((4, 1), np.float32),
+            "rewards": np.full(4, number, np.float32),
+            "terminated": False,
+        }
+        for number in range(3)
+    ]
+    reference = f"{__name__}:weigh_by_return"
+    options = {"env": None, "reward": "scale:5"}  # The weights are those of the dataset's own rewards.
+    configs = [TrainingConfig("bc", sampler=sampler, **options) for sampler in (weigh_by_return, reference)]
+    for config in configs:
+        with open_data(load(episodes), config) as data:
+            items = data.items.resize(6000).sample_indices(0)[0]
+        assert np.bincount(items // 4, minlength=3) / 6000 == pytest.approx([0, 1 / 3, 2 / 3], abs=0.03)
+    assert configs[0].identity(None) == configs[1].identity(None) != TrainingConfig("bc", **options).identity(None)
+    assert configs[0].as_dict()["sampler"] == reference

@@ -109,7 +109,7 @@ def test_inputs_have_the_paths_of_nested_observations(tmp_path):
 )
 def test_files_that_are_no_policies_raise(tmp_path, options, message):
     path = write_onnx(tmp_path / "policy.onnx", **options)
-    with pytest.raises(ValueError, match="describe a file of another program with describe_policy"):
+    with pytest.raises(ValueError, match="call describe_policy for files of other programs"):
         load_policy(path)
     with pytest.raises(ValueError, match=message):
         describe_policy(path)

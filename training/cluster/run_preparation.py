@@ -81,6 +81,8 @@ def prepare(
     with data:
         if data.relative_actions:
             raise ArgumentError("of relative actions requires a single process; use train", about="mapping")
+        if config.sampler not in ("uniform", "prioritized"):
+            raise ArgumentError("requires a single process for weights; use train", about="sampler")
         make_augmentation(config, data.time_step_spec.observation)  # Raises if there are no images to shift.
         key = environment_key(environment)
         if environment is not None and isinstance(environment.make_env, str):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from rlds2reverb.adders.adder import ItemAdder
 from rlds2reverb.adders.places import Places, find_ends
+from rlds2reverb.errors import ArgumentError
 from rlds2reverb.types.fingerprints import mix_bits
+from rlds2reverb.types.nest_paths import format_path
 from rlds2reverb.types.sample_info import note_repeated_items
 
 from .step_columns import StepColumns
@@ -48,6 +52,41 @@ class ItemIndex:
         numbers = items - self._first_items[episodes]
         last, last_observation = self._ends.last[episodes], self._ends.last_observation[episodes]
         return Places(self._first_rows[episodes], last, last_observation, numbers)
+
+
+class WeightedItems:
+    """Items that are sampled with probabilities in proportion to weights, with replacement.
+
+    A function of the columns `[T, ...]` of an episode, without its images, returns its weight, or weights `[T]` of its
+    steps. The k-th item of an episode has the weight of its k-th step.
+    """
+
+    def __init__(self, index: ItemIndex, steps: StepColumns, weigh: Callable[[dict[str, Any]], Any]):
+        """Computes all weights.
+
+        Raises:
+          ValueError: If a weight is negative or not finite, there are not as many as steps, or all are 0.
+        """
+        names = [format_path(column.path) for column in steps.layout.columns if not column.is_image]
+        weights = np.zeros(len(steps))
+        for number, (start, length) in enumerate(zip(steps.starts.tolist(), steps.num_steps.tolist(), strict=True)):
+            found = np.asarray(weigh(steps.take(np.arange(start, start + length), names)), np.float64)
+            if found.shape not in ((), (length,)) or not (np.isfinite(found) & (found >= 0)).all():
+                raise ArgumentError(
+                    f"must return a number >= 0, or one for each of {length} steps, got {found!r:.100} for episode "
+                    f"{number}",
+                    about="sampler",
+                )
+            weights[start : start + length] = found
+        places = index.find_places(np.arange(index.num_items))
+        self._sums = np.cumsum(weights[np.minimum(places.first + places.number, places.last_observation)])
+        if not self._sums[-1]:
+            raise ArgumentError("must return a weight above 0 for an item", about="sampler")
+
+    def sample(self, seed: int, first_step: int, count: int, batch_size: int) -> np.ndarray:
+        """Returns items, int64 `[count, batch_size]`; row k depends on `first_step + k` only."""
+        shares = (draw_numbers(seed, first_step, count, batch_size) >> np.uint64(11)) * 2.0**-53
+        return np.searchsorted(self._sums, shares * self._sums[-1], side="right")
 
 
 def sample_uniformly(seed: int, first_step: int, count: int, batch_size: int, num_items: int) -> np.ndarray:
