@@ -166,6 +166,8 @@ def test_updates_are_due_for_each_step_after_the_warm_up():
 def test_as_dict_and_from_dict_are_inverse():
     config = TrainingConfig("cql", drop_fields=("observation/a",), reference_returns=(0, 1), top_percent=10)
     assert TrainingConfig.from_dict(config.as_dict()) == config.replace(reference_returns=[0, 1])
+    for references in (None, "d4rl", Path("returns.json")):
+        assert config.replace(reference_returns=references).reference_returns == references
     assert TrainingConfig("bc", env=len).as_dict()["env"]["$function"] == "builtins:len"
     with pytest.raises(ValueError, match="only options of TrainingConfig, got .*'stepz'"):
         TrainingConfig.from_dict({"algo": "bc", "stepz": 3})
