@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 
 DATA = Path(__file__).parent / "data"
-LEFT_OUT = ("tensorflow", "tensorflow_datasets", "tf_agents", "reverb", "rlds", "grpc", "gymnasium", "matplotlib")
+LEFT_OUT = (
+    "tensorflow",
+    "tensorflow_datasets",
+    "tf_agents",
+    "reverb",
+    "rlds",
+    "grpc",
+    "gymnasium",
+    "matplotlib",
+    "pyarrow",
+)
 SOURCES = {
     "d4rl": "d4rl/pendulum_mixed-v2.hdf5",
     "ogbench": "formats/ogbench/pointmaze-medium-navigate-v0.npz",

@@ -410,6 +410,7 @@ def test_push_raises_before_the_first_item_when_the_signature_differs():
         assert server.count_items() == 0
 
 
+@pytest.mark.slow
 def test_push_warns_and_drops_policy_info_missing_in_the_signature():
     dataset = rlds_dataset([episode(3, terminal=True)])
     with PushServer(rlds_to_reverb.create_trajectory_data_spec(dataset)) as server:

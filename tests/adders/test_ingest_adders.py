@@ -149,6 +149,7 @@ def test_reverb_writer_writes_the_same_items(address, sources, kind):
     assert_all_equal(read_items(address, table), list(convert_episodes(adder, source)))
 
 
+@pytest.mark.slow
 def test_ingest_raises_for_crossing_windows_and_long_episodes(address, sources):
     table = f"{SMALL} windows_write columns"
     with pytest.raises(ValueError, match="cross episodes and require a dataset"):

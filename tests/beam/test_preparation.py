@@ -33,6 +33,7 @@ def test_files_are_those_of_write_dataset(data, tmp_path):
     assert [path.name for path in (tmp_path / "beam/hopper").iterdir()] == ["1.0.0"]
 
 
+@pytest.mark.slow
 def test_small_dataset_has_the_files_and_report_of_write_dataset(data, tmp_path):
     path, options = data / "d4rl/pendulum_mixed-v2.hdf5", make_options(slice_bytes=50_000)
     transforms = [NormalizeObservations(), ActionBounds(-1, 1), ClipActions()]

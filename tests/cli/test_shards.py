@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-from properties import mark_slow_except
 
 from rlds2reverb.cli import run
 
@@ -46,7 +45,8 @@ def test_complete_shards_are_only_verified(data, capsys, shards, options):
     assert before == {path: path.stat().st_mtime_ns for path in shards.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("num_written", mark_slow_except([2], [0, 1, 2]))
+@pytest.mark.slow
+@pytest.mark.parametrize("num_written", [0, 1, 2])
 @pytest.mark.drill("F4")
 def test_killed_conversion_is_continued(data, capsys, shards, tmp_path, num_written):
     program = """

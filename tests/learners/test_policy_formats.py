@@ -182,6 +182,7 @@ def test_actions_of_policies_with_a_state_match_over_episodes(stateful):
         loaded.action(one)
 
 
+@pytest.mark.slow
 @with_state("target", "transformer")
 @pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated")
 def test_tflite_files_of_policies_with_a_state_return_the_initial_state(stateful, tmp_path):

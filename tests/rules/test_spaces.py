@@ -197,6 +197,7 @@ def test_exported_policy_takes_legal_actions_only(corridor):
         assert observations["legal"][np.arange(NUM_CELLS), actions].all()
 
 
+@pytest.mark.slow
 def test_run_continues_with_the_same_categories_only(corridor, tmp_path):
     shutil.copytree(corridor.path, tmp_path / "run")
     again = {"env": MaskedCorridor, "eval_every": 10, "eval_episodes": 2, **OPTIONS}

@@ -17,9 +17,8 @@ from ..loading import FORMATS, load
 from ..readers import hdf5, lerobot, minari, rlds, robomimic
 from ..readers.json_files import as_dict, parse_object, read_json
 from ..writers.atomic_output import atomic_output
-from ..writers.lerobot_repairs import repair_lerobot, round_rate
 from . import DatasetChecks
-from .times import Times
+from .times import Times, round_rate
 
 #: Checks whose findings are repaired where the format has a place for the corrected statement.
 REPAIRED = frozenset(["contradiction", "contradicting-rate", "shuffled-rows", "stale-index"])
@@ -146,8 +145,14 @@ def _correct(stated: MutableMapping[str, Any], values: Mapping[str, Any], where:
             yield f"{where}: {name} is {value} instead of {'missing' if known is None else known}"
 
 
+def _repair_lerobot(root: Path) -> Iterator[str]:
+    from ..writers.lerobot_repairs import repair_lerobot  # The light installation has no Parquet.
+
+    return repair_lerobot(root)
+
+
 _REPAIRS: dict[str, Callable[[Path], Iterator[str]]] = {
-    lerobot.DIRECTORY.name: repair_lerobot,
+    lerobot.DIRECTORY.name: _repair_lerobot,
     robomimic.FILE.name: _repair_robomimic,
     minari.DIRECTORY.name: _repair_minari,
     rlds.DIRECTORY.name: _repair_rlds,

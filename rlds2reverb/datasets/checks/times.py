@@ -19,6 +19,12 @@ _MAX_JITTER, _MAX_DRIFT, _MIN_GAP = 0.2, 0.5, 1.5
 _MAX_RATE_ERROR = 0.05
 
 
+def round_rate(rate: float) -> float:
+    """Returns a rate in Hz as an integer if it is within 1% of one, and otherwise with three decimals."""
+    whole = round(rate)
+    return whole if whole and abs(rate / whole - 1) <= 0.01 else round(rate, 3)
+
+
 class Times:
     """Times that stand still, leave gaps, depart from a constant rate, or run at another rate than stated.
 

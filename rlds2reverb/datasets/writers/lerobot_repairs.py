@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from rlds2reverb.errors import SourceError
 
+from ..checks.times import round_rate
 from ..readers.json_files import as_dict, read_json
 from ..readers.lerobot_files import parquet_errors, to_array
 from ..readers.lerobot_meta import BOOKKEEPING, EPISODE_INDEX, FRAME_INDEX, INDEX, OWN_FILE, TIMESTAMP, read_metadata
@@ -36,12 +37,6 @@ def repair_lerobot(root: Path) -> Iterator[str]:
       SourceError: If the metadata or the rows cannot be read.
     """
     return _Repair(root).repair()
-
-
-def round_rate(rate: float) -> float:
-    """Returns a rate in Hz as an integer if it is within 1% of one, and otherwise with three decimals."""
-    whole = round(rate)
-    return whole if whole and abs(rate / whole - 1) <= 0.01 else round(rate, 3)
 
 
 class _Repair:

@@ -56,6 +56,7 @@ def test_next_server_removes_only_the_folder_of_a_killed_one(tmp_path, temp_fold
         assert count_links(data) == 1
 
 
+@pytest.mark.slow
 def test_server_removes_its_folder_when_it_stops(tmp_path, temp_folder):
     data = tmp_path / "data"
     ingest([episode(5, terminal=True)], data)

@@ -177,6 +177,7 @@ def sample_keys(server, num_samples):
     return {int(sample.info.key) for sample in samples}
 
 
+@pytest.mark.slow
 def test_journal_contains_only_confirmed_items():
     """A run that fails because a stack is full, and accepts no items until it is sampled, resumes without losing items.
 
