@@ -53,8 +53,8 @@ def write(kind: str, num_episodes: int, folder: Path) -> Path:
     if kind == "vectors":
         write_dataset(make_float_episodes(num_episodes), folder / "vectors/1.0.0", format="rlds")
     else:
-        features = {"observation": "jpeg"}
-        write_dataset(make_image_episodes(num_episodes), folder / f"{kind}/1.0.0", format="rlds", features=features)
+        mapping = {"describe": {"observation": "jpeg"}}
+        write_dataset(make_image_episodes(num_episodes), folder / f"{kind}/1.0.0", format="rlds", mapping=mapping)
     return folder / kind / "1.0.0"
 
 

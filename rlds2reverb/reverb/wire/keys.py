@@ -54,9 +54,11 @@ def make_seeds(
 ) -> np.ndarray:
     """Returns `make_seed(kind, digest, episode, layout, *rest)` for each episode, uint64 `[E]`."""
     head, tail = _prefix_length(kind), b"".join(_prefix_length(part) for part in rest)
-    episode_parts = zip(digests, episodes, layouts, strict=True)
-    seeds = [_hash_to_seed(head + b"".join(map(_prefix_length, parts)) + tail) for parts in episode_parts]
-    return np.array(seeds, np.uint64)
+    ends = {layout: _prefix_length(layout) + tail for layout in set(layouts)}
+    parts = zip(map(_prefix_length, digests), map(_prefix_length, episodes), layouts, strict=True)
+    return np.array(
+        [_hash_to_seed(head + digest + episode + ends[layout]) for digest, episode, layout in parts], np.uint64
+    )
 
 
 def _hash_to_seed(content: bytes) -> int:
