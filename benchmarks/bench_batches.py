@@ -53,8 +53,8 @@ def write(kind: str, num_episodes: int, folder: Path) -> Path:
     if kind == "vectors":
         write_dataset(make_float_episodes(num_episodes), folder / "vectors/1.0.0", format="rlds")
     else:
-        mapping = {"describe": {"observation": "jpeg"}}
-        write_dataset(make_image_episodes(num_episodes), folder / f"{kind}/1.0.0", format="rlds", mapping=mapping)
+        source = load(make_image_episodes(num_episodes), mapping={"describe": {"observation": "jpeg"}})
+        write_dataset(source, folder / f"{kind}/1.0.0", format="rlds")
     return folder / kind / "1.0.0"
 
 
