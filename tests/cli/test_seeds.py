@@ -58,7 +58,11 @@ def test_seeds_are_trained_and_other_commands_read_them(call, command, tmp_path)
     seeds = [*command, "--run-dir", "runs", "--seeds", 2, "--hook", "seeds_own:Stop"]
     code, out, _ = call(*seeds)
     heading, row, *rest = out.splitlines()
-    assert (code, rest) == (0, ["", "wrote runs/summary.json"]) and heading.split()[:3] == ["agent", "seeds", "updates"]
+    assert (code, rest[1:]) == (0, ["", "wrote runs/summary.json"]) and heading.split()[:3] == [
+        "agent",
+        "seeds",
+        "updates",
+    ]
     assert row.split()[:3] == ["bc", "2", "10"]
 
     code, out, _ = call("plot", "runs", "--out", "curves.png")

@@ -220,7 +220,7 @@ def test_stopped_fit_continues_and_a_saved_estimate_is_used_for_the_same_content
 
     def estimate(name, episodes=EPISODES, **options):
         if not (tmp_path / name).exists():
-            shutil.copytree(run.path, tmp_path / name)
+            shutil.copytree(run.path, tmp_path / name, ignore=shutil.ignore_patterns("estimates"))
         result = evaluate_offline(
             tmp_path / name, episodes, held_out=False, fit=replace(TINY, num_updates=6, **options)
         )
