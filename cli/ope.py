@@ -117,13 +117,13 @@ def _run_estimates(
     from rlds2reverb.learners.ensemble_fit import FitOptions
     from rlds2reverb.training.off_policy_evaluation import evaluate_policies
 
-    fqe = FitOptions(num_updates=options["updates"], ensemble_size=options["ensemble"], seed=options["seed"])
+    fit = FitOptions(num_updates=options["updates"], ensemble_size=options["ensemble"], seed=options["seed"])
     return evaluate_policies(
         policies,
         source,
         methods,
         Progress(quiet=as_json, describe=output.name_options),
         held_out=_EPISODES[options["episodes"]],
-        fit=fqe,
+        fit=fit,
         **{name: options[name] for name in ("gamma", "behaviour", "confidence")},
     )

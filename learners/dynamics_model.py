@@ -39,8 +39,8 @@ class DynamicsModel(EnsembleFit):
         loss = sum_k mean(w_k * (mean(((s' - s, r) - f_k)^2 / scale^2) + cross entropy of d))
 
     States are normalised observations. Each model predicts a single next state, so that it suits environments with
-    little noise. Several models differ where the data leave open what follows, which tells when a
-    policy leaves the data (Kidambi et al. 2020, "MOReL", arXiv:2005.05951, eq. 2).
+    little noise. Several models differ where the data leave open what follows, which tells when a policy leaves the
+    data (Kidambi et al. 2020, "MOReL", arXiv:2005.05951, eq. 2).
     """
 
     title = "the model"

@@ -19,6 +19,7 @@ from rlds2reverb.types.locations import find_tables
 
 from ..collected_pieces import PieceConverter
 from ..config import TrainingConfig, declared_options
+from ..config_validation import resolve_sampler
 from ..data import TrainingData, make_augmentation
 from ..dataset import PRIORITY_EXPONENT, StepData
 from ..evaluation_environment import environment_key, evaluator_arguments
@@ -81,7 +82,7 @@ def prepare(
     with data:
         if data.relative_actions:
             raise ArgumentError("of relative actions requires a single process; use train", about="mapping")
-        if config.sampler not in ("uniform", "prioritized"):
+        if resolve_sampler(config.sampler) is not None:
             raise ArgumentError("requires a single process for weights; use train", about="sampler")
         make_augmentation(config, data.time_step_spec.observation)  # Raises if there are no images to shift.
         key = environment_key(environment)

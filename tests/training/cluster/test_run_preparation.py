@@ -49,6 +49,11 @@ def test_relative_actions_raise(tmp_path):
         prepare(source, TrainingConfig("bc", **SMALL), tmp_path, 1, QUIET)
 
 
+def test_weights_of_samples_raise(hopper, tmp_path):
+    with pytest.raises(ValueError, match="sampler requires a single process for weights; use train"):
+        prepare(hopper, TrainingConfig("bc", sampler=len, **SMALL), tmp_path, 1, QUIET)
+
+
 def test_data_that_do_not_match_their_name_are_trained_on_without_evaluation(hopper, tmp_path, capsys):
     path = tmp_path / "pendulum_x.hdf5"
     path.symlink_to(hopper)
