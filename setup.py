@@ -165,7 +165,6 @@ setup(
         "cramjam>=2.8",
         "absl-py",
         "cloudpickle",  # sends planned runs to worker processes
-        "pyyaml",  # mappings of datasets
         "click>=8.1,<9",
         "rich>=13,<15",
         "matplotlib>=3.8,<4",  # learning curves and reports

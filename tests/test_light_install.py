@@ -6,10 +6,13 @@ requirements/light.txt alone; `make test-light`, which creates one with the newe
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 
 DATA = Path(__file__).parent / "data"
@@ -20,7 +23,6 @@ LEFT_OUT = (
     "reverb",
     "rlds",
     "grpc",
-    "gymnasium",
     "matplotlib",
     "pyarrow",
 )
@@ -70,6 +72,19 @@ def test_files_are_inspected_and_checked(name, environment, tmp_path):
     inspected, checked = (call(environment, tmp_path, command, DATA / SOURCES[name], "--json")
                           for command in ("inspect", "validate"))  # fmt: skip
     assert json.loads(inspected.stdout)["episodes"] == json.loads(checked.stdout)["episodes"], inspected.stderr
+
+
+@pytest.mark.slow
+def test_spaces_of_files_are_kept(environment, tmp_path):
+    """They need Gymnasium, which the light installation therefore has."""
+    shutil.copyfile(DATA / SOURCES["d4rl"], tmp_path / "data.hdf5")
+    with h5py.File(tmp_path / "data.hdf5", "r+") as file:
+        file["metadata/action_space"] = np.bytes_('{"low": -2.0, "high": 2.0, "shape": [1], "dtype": "float32"}')
+    written = call(environment, tmp_path, "convert", "data.hdf5", "--format", "d4rl", "--out", "again.hdf5")
+    assert written.returncode == 0, written.stderr
+    with h5py.File(tmp_path / "again.hdf5") as file:
+        space = json.loads(file["metadata/action_space"][()])
+    assert space["high"] == 2.0
 
 
 @pytest.mark.slow

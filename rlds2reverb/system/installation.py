@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 #: Modules of packages that are not in requirements/light.txt.
-_LEFT_OUT = {"google", "grpc", "gymnasium", "matplotlib", "pyarrow", "reverb", "rlds", "tensorboard", "tensorflow",
+_LEFT_OUT = {"google", "grpc", "matplotlib", "pyarrow", "reverb", "rlds", "tensorboard", "tensorflow",
              "tensorflow_datasets", "tensorflow_probability", "tf_agents", "tf_keras"}  # fmt: skip
 
 
