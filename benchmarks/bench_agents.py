@@ -1,11 +1,12 @@
-"""Measures updates/s of every agent, compared with d3rlpy and the limit of matrix products in the same run.
+"""Measures updates/s of every agent, compared with d3rlpy, JAX-CORL and the limit of matrix products in the same run.
 
-    python benchmarks/bench_agents.py [--algos iql edac] [--rounds 5] [--d3rlpy PYTHON]
+    python benchmarks/bench_agents.py [--algos iql edac] [--rounds 5] [--d3rlpy PYTHON] [--jax-corl PYTHON CHECKOUT]
 
 Agents learn from random episodes in memory with HalfCheetah's shapes, with the published batch size and networks.
-PYTHON is an interpreter with d3rlpy, whose agents have the same batch size and hidden layers. The limit is the number
-of updates/s if an update were nothing but products of large matrices with as many floating-point operations as its own
-products. Rates are medians; ratios are those within a round.
+PYTHON is an interpreter with d3rlpy or with the packages of JAX-CORL, and CHECKOUT the directory of JAX-CORL's code;
+their agents have the same batch size and hidden layers. The limit is the number of updates/s if an update were nothing
+but products of large matrices with as many floating-point operations as its own products. Rates are medians; ratios are
+those of the faster one of our two columns within a round.
 """
 
 from __future__ import annotations
@@ -86,43 +87,50 @@ def make_episodes(*, is_discrete: bool) -> list[dict[str, Any]]:
     ]
 
 
-def time_d3rlpy(python: str, algo: str, batch_size: int, hidden_sizes: list[int], updates: int) -> float:
-    """Returns updates/s of d3rlpy's agent, measured in a separate process; NaN if there is no such agent."""
-    options = {"algo": algo, "batch_size": batch_size, "hidden_sizes": hidden_sizes, "updates": updates,
-               "is_discrete": ALGORITHMS[algo].actions == "discrete"}  # fmt: skip
-    command = [python, str(Path(__file__).parent / "d3rlpy_updates.py"), json.dumps(options)]
-    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True, text=True)
+def time_peer(command: list[str], options: dict[str, Any]) -> float:
+    """Returns updates/s of another library's agent, measured in a separate process; NaN if it has no such agent."""
+    result = subprocess.run(
+        [*command, json.dumps(options)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True, text=True
+    )
     rate = json.loads(result.stdout.splitlines()[-1])
     return float("nan") if rate is None else rate
 
 
-def measure(algo: str, rounds: int, secs: float, python: str | None) -> str:
+def measure(algo: str, rounds: int, secs: float, peers: dict[str, list[str]]) -> str:
     """Returns the results of an agent as a row of the table."""
     with ExitStack() as stack:
         plain, fused = (stack.enter_context(open_training(algo, jit_compile=jit)) for jit in (False, True))
-        sizes = plain.config.resolved_hyperparameters.get("hidden_sizes", ())
         rate = time_updates(plain, secs=secs)
         updates = max(int(rate * secs), 1)
         batches = stack.enter_context(plain.data.open_batches(plain.config))
         flops = count_flops(plain.agent.train, batches.feed.experience_spec)
+        options = {
+            "algo": algo,
+            "batch_size": plain.config.batch_size,
+            "hidden_sizes": list(plain.config.resolved_hyperparameters.get("hidden_sizes", ())),
+            "updates": updates,
+            "is_discrete": ALGORITHMS[algo].actions == "discrete",
+        }
         workloads = [partial(time_updates, plain, secs=secs), partial(time_updates, fused, secs=secs),
                      time_products(flops, updates)]  # fmt: skip
-        if python is not None:
-            workloads.append(partial(time_d3rlpy, python, algo, plain.config.batch_size, list(sizes), updates))
+        workloads += [partial(time_peer, command, options) for command in peers.values()]
         rates = np.array([[run() for run in workloads] for _ in range(rounds)])
-    medians = [f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}" for rate in np.median(rates, axis=0)]
-    best = rates[:, :2].max(axis=1)
+    medians, best = np.median(rates, axis=0), rates[:, :2].max(axis=1)
     record("agents", algo, flops / 1e6, "MFLOP", column="operations")
-    for column, rate in zip(("without XLA", "with XLA", "limit", "d3rlpy"), np.median(rates, axis=0), strict=False):
-        has_ratio = column == "without XLA" and python is not None and not np.isnan(rates[:, 3]).any()
-        ratios, baseline = (best / rates[:, 3], "d3rlpy") if has_ratio else ((), "")
-        if not np.isnan(rate):
-            record("agents", algo, rate, "updates/s", ratios, column=column, baseline=baseline)
-    cells = [f"{flops / 1e6:,.0f}", *medians[:3], f"{np.median(best / rates[:, 2]):.0%}"]
-    if python is not None:
-        ratio = np.median(best / rates[:, 3])
-        cells += ["-", "-"] if np.isnan(ratio) else [medians[3], f"{ratio:.1f}x"]
+    for column, rate in zip(("without XLA", "with XLA", "limit"), medians, strict=False):
+        record("agents", algo, rate, "updates/s", column=column)
+    cells = [f"{flops / 1e6:,.0f}", *map(format_rate, medians[:3]), f"{np.median(best / rates[:, 2]):.0%}"]
+    for peer, rate, median in zip(peers, rates.T[3:], medians[3:], strict=True):
+        if np.isnan(median):
+            cells += ["-", "-"]
+        else:
+            record("agents", algo, median, "updates/s", best / rate, column=peer, baseline=peer)
+            cells += [format_rate(median), f"{np.median(best / rate):.1f}x"]
     return f"| {algo} | {' | '.join(cells)} |"
+
+
+def format_rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
 
 
 def main() -> None:
@@ -131,13 +139,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--secs", type=float, default=2.0)
     parser.add_argument("--d3rlpy", metavar="PYTHON")
+    parser.add_argument("--jax-corl", nargs=2, metavar=("PYTHON", "CHECKOUT"))
     arguments = parse_arguments(parser)
+    peers = {
+        name: [python, str(Path(__file__).parent / f"{file}.py"), *rest]
+        for name, file, (python, *rest) in [
+            ("d3rlpy", "d3rlpy_updates", [arguments.d3rlpy]),
+            ("JAX-CORL", "jax_corl_updates", arguments.jax_corl or [None]),
+        ]
+        if python is not None
+    }
     print_machine()
     columns = ["agent", "MFLOP", "updates/s", "with XLA", "limit", "share of limit"]
-    columns += ["d3rlpy", "ratio"] if arguments.d3rlpy else []
+    for peer in peers:
+        columns += [peer, "ratio"]
     print(f"\n| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     for algo in arguments.algos:
-        print(measure(algo, arguments.rounds, arguments.secs, arguments.d3rlpy), flush=True)
+        print(measure(algo, arguments.rounds, arguments.secs, peers), flush=True)
 
 
 if __name__ == "__main__":
