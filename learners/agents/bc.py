@@ -24,7 +24,8 @@ class BCAgent(OfflineAgent):
     With chunks of actions, both are means over the actions that exist: those after the end of an episode, for which the
     policy info contains a `mask` [B, length], have no weight.
 
-    The defaults are those of TD3+BC's actor (Fujimoto & Gu 2021, table 3).
+    The defaults are those of TD3+BC's actor (Fujimoto & Gu 2021, table 3). Updates, defaults and initial weights of the
+    first are those of algorithms/offline/any_percent_bc.py of github.com/tinkoff-ai/CORL.
 
     Attributes:
       actor_network: function that creates the network, see `CustomNetwork`; None for the default.

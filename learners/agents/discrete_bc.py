@@ -16,7 +16,9 @@ class DiscreteBCAgent(DiscreteAgent):
     """Behavioural cloning: loss = -mean(w * log pi(a|s)), where pi is the softmax of a network's outputs.
 
     Pomerleau (1991), "Efficient Training of Artificial Neural Networks for Autonomous Navigation", with the
-    cross-entropy loss in common use today.
+    cross-entropy loss in common use today. Updates are those of github.com/takuseno/d3rlpy with beta=0; by default, it
+    adds half of the mean squared logit to the loss, which makes all actions more likely. The defaults are those of
+    `BCAgent`.
 
     Attributes:
       actor_network: function that creates the network, see `CustomNetwork`; None for the default.

@@ -16,7 +16,8 @@ class DiscreteIQLAgent(DiscreteAgent, IQLAgent):
     """IQL with a softmax policy, and critics with one output for each action.
 
     The losses are those of `IQLAgent` (Kostrikov, Nair & Levine 2021, eq. 5 to 7), which need nothing from the actions
-    but Q(s, a) and log pi(a|s). The paper has continuous actions only.
+    but Q(s, a) and log pi(a|s). Paper and authors' code have continuous actions only. Updates, initial weights and
+    defaults are those of that code after its policy and critics are replaced.
 
     Attributes:
       actor_network: function that creates the network of the logits, see `CustomNetwork`; None for the default.

@@ -1,7 +1,7 @@
 """Soft actor-critic (SAC) for continuous actions, and its ensembles of critics for fixed datasets: SAC-N and EDAC."""
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import tensorflow as tf
 
@@ -50,13 +50,15 @@ class SACAgent(ActorCriticAgent):
     SAC is meant for data that the agent collects itself; on a fixed dataset the values of two critics usually diverge.
     SAC-N and EDAC (An et al. 2021, arXiv:2110.01548, algorithm 1) learn from fixed datasets: the minimum of many
     critics is low where their values differ, which is far from the data. EDAC needs fewer critics because the
-    `gradient_similarity` keeps them different. 'sac_n' and 'edac' are presets of this class: updates and defaults are
-    those of algorithms/offline/sac_n.py and edac.py of github.com/tinkoff-ai/CORL, except that temperature and actor
-    share their sampled actions.
+    `gradient_similarity` keeps them different. 'sac_n' and 'edac' are presets of this class: updates, initial weights
+    and defaults are those of algorithms/offline/sac_n.py and edac.py of github.com/tinkoff-ai/CORL, except that
+    temperature and actor share their sampled actions. Hidden biases are initialised to 0.1, and the last layers within
+    1e-3 (actor) and 3e-3 (critics).
 
-    The defaults are those of the paper's table 1. The bounds of log std, and an initial temperature of 1, are those of
-    the authors' code (github.com/rail-berkeley/softlearning). Hidden biases are initialised to 0.1, and the last layers
-    within 1e-3 (actor) and 3e-3 (critics), as in EDAC.
+    Updates, initial weights and defaults of 'sac' are those of the authors' code at the time of the paper
+    (softlearning/algorithms/sac.py of github.com/rail-berkeley/softlearning, commit 6f25c33), except that TensorFlow 1
+    ran an update's operations in no defined order. Later commits use the mean of the critics in the actor's loss, and
+    softplus for standard deviations.
 
     Attributes:
       actor_network: function that creates the actor's network, see `CustomNetwork`, for A means and A log
@@ -66,15 +68,14 @@ class SACAgent(ActorCriticAgent):
       target_entropy: entropy of the actor that the temperature aims at; None for -A.
       log_std_bounds: minimum and maximum log standard deviation of the actor, before tanh.
       num_critics: number of critics N; SAC-N has 10 to 500, and EDAC 10 or 50.
-      actor_first: whether temperature and actor are updated before the critics, as by EDAC's authors.
+      actor_first: whether temperature and actor are updated before the critics, and weights are initialised, as by
+        EDAC's authors.
       diversity_weight: weight eta of the similarity of the critics' gradients in EDAC, 1 or 5; 0 for SAC and
         SAC-N.
 
     Raises:
       ValueError: If there is only one critic, but the weight is not 0.
     """
-
-    _network_options: ClassVar[dict[str, Any]] = {"hidden_bias": 0.1}
 
     temperature_learning_rate: Positive = 3e-4
     initial_temperature: Positive = 1.0
@@ -84,6 +85,10 @@ class SACAgent(ActorCriticAgent):
     actor_first: bool = False
     diversity_weight: NonNegative = 0.0
 
+    @property
+    def _network_options(self) -> dict[str, Any]:  # type: ignore[override]
+        return {"hidden_bias": 0.1} if self.actor_first else {"init": "glorot"}
+
     def _create(self) -> Any:
         if self.diversity_weight and self.num_critics == 1:
             raise ArgumentError(
@@ -92,10 +97,10 @@ class SACAgent(ActorCriticAgent):
                 about="num_critics",
             )
         width = self.actions.size
-        gaussian = self._make_network(
-            self.actor_network, [*self.hidden_sizes, 2 * width], final_scale=1e-3, name="actor"
-        )
-        self._create_critics(self.num_critics, final_scale=3e-3)
+        scales = (1e-3, 3e-3) if self.actor_first else (None, None)
+        sizes = [*self.hidden_sizes, 2 * width]
+        gaussian = self._make_network(self.actor_network, sizes, final_scale=scales[0], name="actor")
+        self._create_critics(self.num_critics, final_scale=scales[1])
         entropy = -float(width) if self.target_entropy is None else self.target_entropy
         self._temperature = Temperature(entropy, self.temperature_learning_rate, initial=self.initial_temperature)
         self.actor_optimizer = Adam(gaussian.trained_variables, self.actor_learning_rate)

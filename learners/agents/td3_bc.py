@@ -26,7 +26,7 @@ class TD3BCAgent(ActorCriticAgent):
     -mean(Q_1(s, pi(s))).
 
     Updates and defaults are those of TD3_BC.py of github.com/sfujim/TD3_BC (Fujimoto & Gu 2021, appendix C, table 3),
-    which are also TD3's.
+    which are also those of TD3.py of github.com/sfujim/TD3.
 
     Attributes:
       policy_noise: standard deviation of the target policy's noise, in [-1, 1] units.

@@ -45,6 +45,14 @@ def action_gradients(critics, observation, action, copies):
     return [reference.input_gradient(flat, CRITIC, x)[:, OBSERVATION:] for flat in np.split(critics, copies)]
 
 
+@pytest.mark.parametrize(("name", "hidden_bias", "last_bound"), [("sac", 0.0, (6 / 11) ** 0.5), ("sac_n", 0.1, 1e-3)])
+def test_initial_weights_are_those_of_the_authors(name, hidden_bias, last_bound):
+    agent = make_agent(name, TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=(200, 7))
+    ((_, bias), _, (weights, _)) = agent.actor.network.layers()[0]
+    np.testing.assert_allclose(bias, hidden_bias)
+    assert 0.8 * last_bound < np.abs(weights).max() <= last_bound
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
