@@ -72,6 +72,12 @@ def test_path_that_exists_raises(data, tmp_path):
         prepare_with_beam(data / HOPPER, tmp_path)
 
 
+def test_unknown_choice_for_invalid_episodes_raises(data, tmp_path):
+    with pytest.raises(ValueError, match="on_invalid must be one of 'error', 'skip_episode', 'keep', got 'drop'"):
+        prepare_with_beam(data / HOPPER, tmp_path / "a/1.0.0", on_invalid="drop")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_metadata_and_images_are_those_of_write_dataset(data, tmp_path):
     path, options = (

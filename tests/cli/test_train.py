@@ -16,6 +16,7 @@ from rlds2reverb.cli import run
 from rlds2reverb.datasets import load
 from rlds2reverb.envs.evaluation import Evaluator
 from rlds2reverb.learners import Learner, load_run
+from rlds2reverb.training.presets import preset_names
 
 SMALL = ("--env", "none", "--batch-size", 8, "--set", "hidden_sizes=(8, 8)", "--log-every", 20)
 
@@ -300,6 +301,11 @@ def test_unknown_names_suggest_the_most_similar_name(hopper, tmp_path, capsys):
     code, _, err = call(capsys, *options, "--data", hopper.with_name("hopper_medum-v2.hdf5"))
     assert code == 1 and "did you mean 'hopper_medium-v2.hdf5'?" in err
     assert not (tmp_path / "run").exists()
+
+
+def test_list_of_presets(capsys):
+    code, out, _ = call(capsys, "--list-presets")
+    assert code == 0 and out.splitlines() == preset_names()
 
 
 @pytest.mark.slow

@@ -51,6 +51,16 @@ def test_entries_are_means_since_the_last_one(run):
     assert read_csv_log(run.path / "progress.csv")["loss"].tolist() == [3, 4]
 
 
+def test_run_without_a_checkpoint_starts_again_without_entries(run):
+    for steps in ((1, 2), (3,)):
+        log = RunLog(run, lambda step, numbers: None)
+        for step in steps:
+            add(log, step, 1.0)
+            log.show(step)
+            evaluate(log, step, 1.0)
+    assert get_steps(run) == [[3], [3]]
+
+
 def test_best_evaluation_is_the_one_with_the_highest_mean(run):
     log, best = RunLog(run, lambda step, numbers: None), []
     for step, mean in ((10, 3.0), (20, 1.0), (30, 3.0), (40, 5.0)):
