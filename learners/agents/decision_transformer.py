@@ -11,7 +11,7 @@ from rlds2reverb.errors import ArgumentError
 from rlds2reverb.types.specs import describe, leaves, path_name
 
 from .adam import Adam
-from .hyperparameters import Count, NonNegative, Positive, Range, configurable
+from .hyperparameters import Count, FractionBelowOne, NonNegative, Positive, Range, configurable
 from .network_inputs import is_image
 from .networks import Dropout
 from .offline_agent import OfflineAgent
@@ -205,7 +205,7 @@ class DecisionTransformerAgent(OfflineAgent):
     width: Count = 128
     num_layers: Count = 3
     num_heads: Count = 1
-    dropout: Annotated[float, Range(0, 1, max_open=True)] = 0.1
+    dropout: FractionBelowOne = 0.1
     learning_rate: Positive = 1e-4
     weight_decay: NonNegative = 1e-4
     num_warmup_updates: Annotated[int, Range(0)] = 10_000

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from .networks import ILLEGAL, MaskedNetwork, Network
+from .networks import ILLEGAL, Dropout, MaskedNetwork, Network
 
 
 class EpsilonGreedyActor(tf.Module):
@@ -98,6 +98,7 @@ class CategoricalActor(tf.Module):
         sample = tf.random.stateless_categorical(self.network(observation), 1, seed, dtype=tf.int32)
         return tf.squeeze(sample, axis=-1)
 
-    def log_prob(self, observation: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
-        """Returns the log probabilities, float32 [B], of actions, int32 [B] from 0."""
-        return -tf.nn.sparse_softmax_cross_entropy_with_logits(action, self.network(observation))
+    def log_prob(self, observation: tf.Tensor, action: tf.Tensor, *, dropout: Dropout | None = None) -> tf.Tensor:
+        """Returns the log probabilities, float32 [B], of actions, int32 [B] from 0; see `MLP` for `dropout`."""
+        logits = self.network(observation, dropout=dropout)
+        return -tf.nn.sparse_softmax_cross_entropy_with_logits(action, logits)

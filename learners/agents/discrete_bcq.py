@@ -1,13 +1,13 @@
 """Discrete batch-constrained Q-learning (BCQ)."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from ..option_declarations import NetworkFactory, Range
+from ..option_declarations import NetworkFactory
 from .discrete_actors import ConstrainedActor
 from .dqn import DQNAgent
-from .hyperparameters import Count, NonNegative, configurable
+from .hyperparameters import Count, FractionBelowOne, NonNegative, configurable
 from .networks import ILLEGAL
 from .offline_agent import TransitionBatch
 
@@ -43,7 +43,7 @@ class DiscreteBCQAgent(DQNAgent):
 
     imitation_network: NetworkFactory | None = None
     target_update_period: Count = 8000
-    threshold: Annotated[float, Range(0, 1, max_open=True)] = 0.3
+    threshold: FractionBelowOne = 0.3
     logit_penalty: NonNegative = 0.01
 
     def _create(self) -> Any:

@@ -12,7 +12,7 @@ from rlds2reverb.errors import SpecMismatchError
 from ..option_declarations import NetworkFactory, Range
 from .adam import Adam
 from .hyperparameters import Expectile, Fraction, LayerSizes, Positive, PositiveFraction
-from .networks import GaussianActor, Network, critic_values
+from .networks import Dropout, GaussianActor, Network, critic_values
 from .offline_agent import OfflineAgent, TransitionBatch
 from .unit_conversions import Observations
 
@@ -28,9 +28,9 @@ _SMALL = np.float32(1e-6)
 class UnitGaussianActor(GaussianActor):
     """A Gaussian actor with the network's output as its mean and a standard deviation of 1, as in OGBench."""
 
-    def mode(self, observation: tf.Tensor) -> tf.Tensor:
+    def mode(self, observation: tf.Tensor, *, dropout: Dropout | None = None) -> tf.Tensor:
         """Returns the means, float32 [B, A]; the policy clips them to [-1, 1]."""
-        return self.network(observation)
+        return self.network(observation, dropout=dropout)
 
 
 class GoalAgent(OfflineAgent):

@@ -24,6 +24,7 @@ Positive = Annotated[float, Range(0, min_open=True)]
 NonNegative = Annotated[float, Range(0)]
 Fraction = Annotated[float, Range(0, 1)]
 PositiveFraction = Annotated[float, Range(0, 1, min_open=True)]
+FractionBelowOne = Annotated[float, Range(0, 1, max_open=True)]
 #: Expectile of a value function; 0.5 is the mean.
 Expectile = Annotated[float, Range(0, 1, min_open=True, max_open=True)]
 Count = Annotated[int, Range(1)]

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from ..option_declarations import NetworkFactory
 from .adam import Adam
-from .hyperparameters import Count, Expectile, LogStdBounds, NonNegative, Positive, configurable
+from .hyperparameters import Count, Expectile, FractionBelowOne, LogStdBounds, NonNegative, Positive, configurable
 from .networks import GaussianActor, critic_values
 from .offline_agent import ActorCriticAgent, TransitionBatch
 
@@ -34,6 +34,8 @@ class IQLAgent(ActorCriticAgent):
       temperature: the paper's beta; 10 for AntMaze, 0.5 for Kitchen and Adroit.
       max_weight: maximum weight of the actor's log likelihood.
       log_std_bounds: minimum and maximum log standard deviation of the actor.
+      dropout: probability of dropout in the hidden layers of the actor while it learns, 0.1 for Kitchen and Adroit; a
+        custom network has none.
     """
 
     _network_options: ClassVar[dict[str, Any]] = {"init": "orthogonal"}
@@ -47,6 +49,7 @@ class IQLAgent(ActorCriticAgent):
     temperature: NonNegative = 3.0
     max_weight: Positive = 100.0
     log_std_bounds: LogStdBounds = (-5.0, 2.0)
+    dropout: FractionBelowOne = 0.0
 
     def _create(self) -> Any:
         actor = self._create_actor()
@@ -91,4 +94,5 @@ class IQLAgent(ActorCriticAgent):
     def actor_loss(self, batch: TransitionBatch, advantage: tf.Tensor) -> tf.Tensor:
         """Returns float32 [], the negative log likelihood of the data's actions, weighted by advantages [B]."""
         weight = tf.minimum(tf.exp(self.temperature * advantage), self.max_weight)
-        return -tf.reduce_mean(weight * self.actor.log_prob(batch.observation, batch.action))
+        dropout = self.make_dropout(self.dropout)
+        return -tf.reduce_mean(weight * self.actor.log_prob(batch.observation, batch.action, dropout=dropout))

@@ -307,18 +307,18 @@ class GaussianActor(tf.Module):
             return low + (high - low) * tf.sigmoid(self.log_std)
         return tf.clip_by_value(self.log_std, low, high)
 
-    def mode(self, observation: tf.Tensor) -> tf.Tensor:
-        """Returns the most likely actions, float32 [B, A] in [-1, 1]."""
-        return tf.tanh(self.network(observation))
+    def mode(self, observation: tf.Tensor, *, dropout: Dropout | None = None) -> tf.Tensor:
+        """Returns the most likely actions, float32 [B, A] in [-1, 1]; see `MLP` for `dropout`."""
+        return tf.tanh(self.network(observation, dropout=dropout))
 
-    def log_prob(self, observation: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
-        """Returns the log densities, float32 [B], of actions [B, A]."""
-        return tf.reduce_sum(self.log_probs(observation, action), axis=-1)
+    def log_prob(self, observation: tf.Tensor, action: tf.Tensor, *, dropout: Dropout | None = None) -> tf.Tensor:
+        """Returns the log densities, float32 [B], of actions [B, A]; see `MLP` for `dropout`."""
+        return tf.reduce_sum(self.log_probs(observation, action, dropout=dropout), axis=-1)
 
-    def log_probs(self, observation: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
-        """Returns the log densities of the elements of actions [B, A], float32 [B, A]."""
+    def log_probs(self, observation: tf.Tensor, action: tf.Tensor, *, dropout: Dropout | None = None) -> tf.Tensor:
+        """Returns the log densities of the elements of actions [B, A], float32 [B, A]; see `MLP` for `dropout`."""
         log_std = self.bounded_log_std()
-        z = (action - self.mode(observation)) * tf.exp(-log_std)
+        z = (action - self.mode(observation, dropout=dropout)) * tf.exp(-log_std)
         return -0.5 * (tf.square(z) + 2.0 * log_std + np.float32(np.log(2 * np.pi)))
 
     def sample(self, observation: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:

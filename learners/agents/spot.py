@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from ..option_declarations import Range
 from .adam import Adam
-from .hyperparameters import Count, LayerSizes, NonNegative, Positive, configurable
+from .hyperparameters import Count, FractionBelowOne, LayerSizes, NonNegative, Positive, configurable
 from .networks import critic_values
 from .offline_agent import TransitionBatch
 from .td3_bc import TD3BCAgent
@@ -55,7 +55,7 @@ class SPOTAgent(TD3BCAgent):
     density_learning_rate: Positive = 1e-3
     kl_weight: NonNegative = 0.5
     latent_size: Count | None = None
-    dropout: Annotated[float, Range(0, 1, max_open=True)] = 0.1  # type: ignore[misc]
+    dropout: FractionBelowOne = 0.1  # type: ignore[misc]
     actor_final_scale: Positive | None = None
     critic_final_scale: Positive | None = None
 
