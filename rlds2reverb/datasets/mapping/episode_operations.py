@@ -15,8 +15,8 @@ import numpy as np
 from rlds2reverb.errors import SourceError
 from rlds2reverb.types import fields
 from rlds2reverb.types.episodes import Episode, FinalRow
-from rlds2reverb.types.nest_paths import Keys, get_part, replace_part
-from rlds2reverb.types.specs import leaves, map_structure
+from rlds2reverb.types.nest_paths import Keys, format_path, get_part, replace_part
+from rlds2reverb.types.specs import cast_array, leaves, map_structure
 
 from ..source import Source, identify_step, keep_images_encoded
 from ..task_texts import find_task
@@ -283,13 +283,19 @@ def _reduce(episode: Episode, step: float, merged: Mapping[str, Sequence[Keys]])
     steps = reduced.steps
     for name, paths in merged.items():
         for keys in paths:
-            values = _MERGES[name](get_part(episode.steps, keys)[:num_actions], rows)
+            column = get_part(episode.steps, keys)[:num_actions]
+            values, changed = cast_array(_MERGES[name](column, rows), column.dtype)
+            if changed is not None and changed.any():
+                raise SourceError(
+                    f"the {name} of {format_path(keys)!r} must be within the range of {column.dtype}, got a larger "
+                    f"one in episode {episode.index}; cast it to a larger one before 'rate'"
+                )
             steps = replace_part(steps, keys, partial(_replace_first, first=values))
     return replace(reduced, steps=steps)
 
 
 def _replace_first(column: np.ndarray, first: np.ndarray) -> np.ndarray:
-    return np.concatenate([first.astype(column.dtype), column[len(first) :]])
+    return np.concatenate([first, column[len(first) :]])
 
 
 def _add(column: np.ndarray, rows: np.ndarray) -> np.ndarray:

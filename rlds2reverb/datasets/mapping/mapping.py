@@ -125,7 +125,7 @@ def _require_last(name: str, actions: Mapping[str, Any], later: Sequence[tuple[s
         value["state"] if isinstance(value, Mapping) and "state" in value else value for value in actions.values()
     ]
     for other, value in later:
-        if other in (*FIELD_OPERATIONS, "binarize"):
+        if other in (*FIELD_OPERATIONS, "binarize", "rate"):
             changed = [path for path in _list_texts(value) if any(map(partial(_overlaps, path), [*actions, *states]))]
             if changed:
                 sentence = f"must have {name!r} after {other!r}, which changes {changed[0]!r}"

@@ -13,7 +13,7 @@ from rlds2reverb.errors import SourceError
 from rlds2reverb.types import fields
 from rlds2reverb.types.episodes import Episode, FinalRow
 from rlds2reverb.types.nest_paths import Keys, get_part, replace_part
-from rlds2reverb.types.specs import ArraySpec, describe
+from rlds2reverb.types.specs import ArraySpec, cast_array, describe
 
 from .mapped_source import MappedSource
 
@@ -101,6 +101,11 @@ def _binarize(dataset: MappedSource, path: str, described: Any) -> MappedSource:
             f"{path!r} must have a 'threshold', and may have an 'element' and two 'values', got {described!r}"
         )
     threshold, low, high = numbers
+    _, changed = cast_array(np.array(low_high), spec.dtype)
+    if changed is not None and changed.any():
+        raise SourceError(
+            f"the values of {path!r} must be numbers that {spec.dtype} can represent, got {low_high}; cast it first"
+        )
     size = (spec.shape[0] or 0) if spec.shape else 1
     elements = dataset.find_elements(path, size, values.get("element", list(range(size))))
 

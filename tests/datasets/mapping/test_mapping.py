@@ -412,7 +412,19 @@ def test_convert_and_inspect_print_the_fields_before_and_after(data, tmp_path, c
             {"delta": {"action": "observation.state"}, "cast": {"observation": "float64"}},
             "must have 'delta' after 'cast', which changes 'observation', so that policies can undo it",
         ),
+        (
+            [{"delta": {"action": "observation.state"}}, {"rate": {"from": 20, "to": 10, "sum": ["action"]}}],
+            "must have 'delta' after 'rate', which changes 'action'",
+        ),
         ({"binarize": {"action": {"element": 0}}}, "must have a 'threshold'"),
+        (
+            {"cast": {"reward": "uint8"}, "binarize": {"reward": {"threshold": 3, "values": [-1, 1]}}},
+            r"the values of 'reward' must be numbers that uint8 can represent, got \[-1, 1\]",
+        ),
+        (
+            {"constant": {"reward": 200}, "cast": {"reward": "uint8"}, "rate": {"from": 20, "to": 10}},
+            "the sum of 'reward' must be within the range of uint8, got a larger one in episode 0",
+        ),
         ({"resize": {"action": [2, 2]}}, "must be an image with height, width and channels"),
         ({"resize": {"observation.image": [2]}}, r"must have \[height, width\] in pixels, got \[2\]"),
         ({"crop": {"observation.image": [9, 2]}}, "must be inside"),
