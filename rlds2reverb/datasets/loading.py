@@ -50,7 +50,7 @@ _PATHS = [
     bags.BAGS,
     *(ogbench.FILE, neorl.FILE, vd4rl.FILE, robomimic.FILE, aloha.FILE, maniskill.FILE, diffusion_policy.BUFFER),
     d4rl.FILE,
-    *(rlds.DIRECTORY, minari.DIRECTORY, lerobot.DIRECTORY, vd4rl.FOLDER, dqn_replay.FOLDER, aloha.FOLDER),
+    *(rlds.DIRECTORY, minari.DIRECTORY, lerobot.DIRECTORY, aloha.FOLDER, vd4rl.FOLDER, dqn_replay.FOLDER),
     stores.DIRECTORY,
 ]
 _NAMES = [d4rl_names.NAME, ogbench.NAME, minari.NAME, rlds.NAME]

@@ -6,6 +6,7 @@ observes once more after the last action, but does not store it. Images are arra
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -58,7 +59,7 @@ def open_file(path: Path, *, cameras: Sequence[str] | None = None) -> Source:
 
 
 def _open_files(name: str, paths: Sequence[Path], cameras: Sequence[str] | None) -> Source:
-    with hdf5.open_hdf5(paths[0]) as file:
+    with hdf5.open_hdf5(_choose_intact(paths)) as file:
         known = [".".join(path) for path in hdf5.list_columns(file, _OBSERVATIONS) if _IMAGES in path[0]]
         unread = tuple(sorted({*hdf5.list_names(file)} - {*_USED}))
     left_out = () if cameras is None else {*known} - {*select_cameras(known, cameras, name)}
@@ -97,10 +98,10 @@ def _read_column(file: h5py.File, path: tuple[str, ...], where: str) -> np.ndarr
         return np.asarray(hdf5.read_nest(group, path[-1], where))
     where = f"{where}/{path[-1]}'"
     hdf5.require_safe([stored], where)
-    files = [bytes(np.asarray(row)).rstrip(b"\0") for row in stored[()]]  # The padding.
+    files = [bytes(np.asarray(row)).rstrip(b"\0") or b"\0" for row in stored[()]]  # Without the padding.
     try:
-        first = decode_image(files[0])
-    except (IndexError, ValueError) as error:
+        first = decode_image(files[0] if files else b"")
+    except ValueError as error:
         raise SourceError(f"{where}, step 0: {error}; convert the file again") from error
     pixels = ArraySpec(first.shape, first.dtype)
     return decode_column(files, pixels, decode_images, lambda row: f"{where}, step {row}", "convert the file again")
@@ -109,6 +110,15 @@ def _read_column(file: h5py.File, path: tuple[str, ...], where: str) -> np.ndarr
 def _list_files(folder: Path) -> list[Path]:
     found = ((_FILE_NAME.fullmatch(path.name), path) for path in folder.iterdir())
     return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
+
+
+def _choose_intact(paths: Sequence[Path]) -> Path:
+    """Returns the first file that is not damaged, or the first one if all are."""
+    for path in paths:
+        with contextlib.suppress(SourceError):
+            if _is_file(path):
+                return path
+    return paths[0]
 
 
 def _is_file(location: Any) -> bool:
@@ -121,7 +131,7 @@ def _is_file(location: Any) -> bool:
 
 def _is_folder(location: Any) -> bool:
     paths = _list_files(location) if isinstance(location, Path) and location.is_dir() else []
-    return bool(paths) and _is_file(paths[0])
+    return bool(paths) and _is_file(_choose_intact(paths))
 
 
 FILE = Format("an ALOHA file", _is_file, open_file, ("cameras",))

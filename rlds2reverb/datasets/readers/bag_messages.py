@@ -151,13 +151,11 @@ def import_mcap() -> Any:
 @contextlib.contextmanager
 def _name_damage(path: Path) -> Iterator[None]:
     import_mcap()
-    from mcap.exceptions import McapError
-
     try:
         yield
-    except (McapError, sqlite3.Error, OSError, ValueError) as error:
-        if isinstance(error, SourceError):
-            raise
+    except SourceError:
+        raise
+    except Exception as error:  # Readers of damaged files let through any error.
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise SourceError(f"{path.name} is damaged or was not closed ({reason}); repair it with 'mcap recover' or "
                           "'ros2 bag reindex', or record it again") from error  # fmt: skip

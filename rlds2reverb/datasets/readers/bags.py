@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -83,7 +84,8 @@ def open_bags(path: Path, *, topics: Mapping[str, Any] | str | Path | None = Non
       SourceError: If a bag is damaged or has no such topic or field; while iterating, if a message is too old.
     """
     paths = list_bags(path)
-    name, bag = path.resolve().name, Bag(paths[0])
+    name = path.resolve().name
+    bag = next(filter(_is_readable, map(Bag, paths)), Bag(paths[0]))
     if topics is None:
         known = f"the topics of {bag.path.name} are {_describe_topics(bag)}"
         raise ArgumentError(f"must say which topics become fields, such as {_EXAMPLE}; {known}", about="topics")
@@ -108,6 +110,12 @@ def open_bags(path: Path, *, topics: Mapping[str, Any] | str | Path | None = Non
     )
     extra = [Path(topics)] if isinstance(topics, (str, Path)) else []
     return identify_files(source, lambda: [*extra, *(file for part in paths for file in Bag(part).files)])
+
+
+def _is_readable(bag: Bag) -> bool:
+    with contextlib.suppress(SourceError):
+        return bool(bag.topics)
+    return False
 
 
 def _parse_topics(topics: Mapping[str, Any] | str | Path) -> tuple[float, bool, dict[str, _Rule]]:
@@ -139,11 +147,13 @@ def _parse_topics(topics: Mapping[str, Any] | str | Path) -> tuple[float, bool, 
     roles = {field.partition(".")[0] for field in rules}
     if missing := {fields.OBSERVATION, fields.ACTION} - roles:
         raise ArgumentError(f"must contain fields for {min(missing)}, got {', '.join(rules)}", about="topics")
+    if derived := roles & {fields.DISCOUNT, fields.IS_FIRST, fields.IS_LAST}:
+        raise ArgumentError(f"must not contain {min(derived)}, which follows from the ends of episodes", about="topics")
     return rate, time == _TIMES[1], rules
 
 
 def _is_positive(value: Any) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _describe_topics(bag: Bag) -> str:

@@ -202,7 +202,7 @@ def decode_images(column: pa.ChunkedArray, shape: tuple[int, ...], where: str) -
     """
     files = [row.get("bytes") if isinstance(row, dict) else row for row in column.to_pylist()]
     for row, file in enumerate(files):
-        if not isinstance(file, bytes):
+        if not (isinstance(file, bytes) and file):
             raise SourceError(f"{where}, step {row}: the image is not in the parquet file; convert the dataset again")
     if math.prod(shape) > MAX_ROW_BYTES:
         raise SourceError(f"{where}: images must have at most {format_bytes(MAX_ROW_BYTES)}, got {list(shape)}")

@@ -84,6 +84,27 @@ def test_damaged_image_names_file_column_and_step(tmp_path):
         file["observations/images/cam_low"][2, 20:] = 0
     with pytest.raises(SourceError, match=r"x/episode_1.hdf5: 'observations/images/cam_low', step 2: .*damaged"):
         list(load(folder))
+    with h5py.File(folder / "episode_1.hdf5", "a") as file:
+        file["observations/images/cam_low"][2] = 0
+    with pytest.raises(SourceError, match=r"step 2: the image must be a PNG, JPEG, WEBP or TIFF file, got b'\\x00'"):
+        list(load(folder))
+
+
+@pytest.mark.parametrize("size", [0, 100, 3000, None])
+def test_other_episodes_are_read_when_the_first_one_is_damaged(tmp_path, size):
+    folder = write_aloha(tmp_path / "x", lengths=(4, 3, 2))
+    first = folder / "episode_0.hdf5"
+    if size is None:
+        with h5py.File(first, "a") as file:
+            del file["action"]
+    else:
+        first.write_bytes(first.read_bytes()[:size])
+    source = load(folder, on_invalid="skip_episode")
+    assert [episode.num_steps for episode in source] == [3, 2] and list(source.skipped) == [0]
+    for path in folder.iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(SourceError, match="episode_0.hdf5 is empty"):
+        load(folder)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +114,7 @@ def test_damaged_image_names_file_column_and_step(tmp_path):
         ("action", np.zeros((0, 2)), "all columns must have the same number of rows >= 1"),
         ("observations/qpos", h5py.SoftLink("/action"), "is a soft link; copy the data"),
         ("observations/images/cam_low", np.zeros(4), "step 0: the image must be a PNG, JPEG, WEBP or TIFF file"),
+        ("observations/images/cam_low", np.zeros((0, 9)), "step 0: the image must be a PNG, JPEG, WEBP or TIFF file"),
     ],
 )
 def test_malformed_file_raises(tmp_path, name, column, message):

@@ -68,6 +68,13 @@ def test_folder_of_bags_is_in_the_order_of_numbers(tmp_path, kind):
     assert [episode.index for episode in source.read(1, 3)] == [1, 2]
 
 
+def test_other_bags_are_read_when_the_first_one_is_damaged(tmp_path):
+    paths = [next(write_bag(tmp_path / f"x/bag_{number}", first=number).glob("*.mcap")) for number in range(3)]
+    paths[0].write_bytes(b"")
+    source = load(tmp_path / "x", topics=TOPICS, on_invalid="skip_episode")
+    assert [episode.steps["action"][0, 0] for episode in source] == [1, 2] and list(source.skipped) == [0]
+
+
 @pytest.mark.parametrize("kind", ["mcap", "sqlite3"])
 def test_files_of_a_split_bag_are_one_episode(tmp_path, kind):
     bag = write_split_bag(tmp_path / "bag", kind=kind)
@@ -200,6 +207,8 @@ def test_missing_topics_raise_with_a_list_of_the_topics(tmp_path):
         ({"fields": {}}, "must contain rate, a number > 0, and fields"),
         ({"rate": 0, "fields": {}}, "must contain rate, a number > 0"),
         ({"rate": True, "fields": {}}, "must contain rate, a number > 0"),
+        ({**TOPICS, "rate": float("inf")}, "must contain rate, a number > 0"),
+        (with_fields(is_last="/command.data"), "must not contain is_last, which follows from the ends"),
         ({"rate": 5, "fields": {"action": "/command.data"}}, "must contain fields for observation, got action"),
         ({"rate": 5, "fields": {"action": 5}}, "must contain a topic for 'action'"),
         ({"rate": 5, "fields": {"action": {"from": "/x", "max_age": -1}}}, "must contain a topic for 'action'"),
@@ -234,9 +243,10 @@ def test_joints_in_a_different_order_raise(tmp_path):
         list(load(write_bag(tmp_path / "bag", changes=(4,)), topics=TOPICS))
 
 
-def test_truncated_file_raises(tmp_path):
+@pytest.mark.parametrize("stop", [0, 5, -300])
+def test_truncated_file_raises(tmp_path, stop):
     path = next(write_bag(tmp_path / "bag").glob("*.mcap"))
-    path.write_bytes(path.read_bytes()[:-300])
+    path.write_bytes(path.read_bytes()[:stop])
     with pytest.raises(SourceError, match="bag.mcap is damaged or was not closed .* repair it with 'mcap recover'"):
         list(load(path, topics=TOPICS))
 

@@ -88,6 +88,20 @@ def test_16_bit_images_are_read_bit_for_bit(tmp_path):
         assert read[1].dtype == np.uint16
 
 
+@pytest.mark.parametrize("content", [b"", None])
+def test_images_without_a_file_raise(tmp_path, content):
+    stream = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(stream, format="PNG")
+    files = [{"bytes": content if row == 5 else stream.getvalue(), "path": "5.png"} for row in range(15)]
+    name = "observation.images.wrist"
+    features = {name: {"dtype": "image", "shape": [8, 8, 3], "names": None}, **NO_CAMERA}
+    path = write_sample(tmp_path / "x", LENGTHS, columns={name: pa.array(files)}, features=features)
+    with pytest.raises(
+        SourceError, match="episode 1: 'observation.images.wrist', step 1: the image is not in the parq"
+    ):
+        list(load(path))
+
+
 def test_other_storage_and_missing_counts_are_named(tmp_path):
     path = write_sample(tmp_path / "x", LENGTHS, features=NO_CAMERA, info={"storage_format": "lance"})
     with pytest.raises(
