@@ -25,8 +25,8 @@ class ChunkTransitions(Transitions):
     begin no items, because their chunks would be incomplete.
 
     Attributes:
-      repeats_last: whether items start at these steps too, for behavioural cloning. The last action of the episode is
-        then repeated, and the policy info contains `mask`, bool `[n]`, False for the repetitions.
+      repeats_last: whether items start at these steps too, for behavioural cloning and flows. The last action of the
+        episode is then repeated, and the policy info contains `mask`, bool `[n]`, False for the repetitions.
     """
 
     repeats_last: bool = False

@@ -16,8 +16,8 @@ from rlds2reverb.system.references import is_reference, resolve_reference
 from rlds2reverb.system.text import suggest
 from rlds2reverb.types.arguments import require_count, require_one_of
 
-#: The attributes of `Algorithm` that are not texts.
-_NO_TEXTS = ("batch_size", "has_td_errors", "normalizes_observations", "std_eps", "step_info", "defaults")
+#: The attributes of `Algorithm` that are texts.
+_TEXTS = ("agent", "summary", "source", "actions", "data", "items")
 
 #: Kinds of items; see `Algorithm`.
 Items = Literal["transitions", "trajectories", "windows", "goals"]
@@ -61,6 +61,8 @@ class Algorithm:
       step_info: names of numbers that depend on a step's whole episode, which the agent receives as the policy info of
         transitions: 'return_to_go', the discounted return from the step on, which is undiscounted in windows, and
         'time_step', the step's number.
+      masks_chunks: whether the agent also learns from chunks of actions that reach beyond the end of an episode, in
+        which a `mask` in the policy info marks the padding.
       defaults: hyperparameters whose defaults differ from those of the class.
       factory: class or function that creates the user's own agent; None for the agents of rlds2reverb.
       name: name in `make_agent`, `train` and on the command line.
@@ -77,6 +79,7 @@ class Algorithm:
     normalizes_observations: bool = False
     std_eps: float = 1e-3
     step_info: tuple[str, ...] = ()
+    masks_chunks: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
     factory: Callable[..., Any] | None = field(default=None, repr=False)
     name: str = ""
@@ -104,7 +107,7 @@ def _read_algorithms() -> dict[str, Algorithm]:
     """Returns the algorithms of `algorithms.ini`, whose texts are written without quotes."""
     algorithms = {}
     for name, section in read_sections(__package__, "algorithms.ini").items():
-        values = {key: ast.literal_eval(text) if key in _NO_TEXTS else text for key, text in section.items()}
+        values = {key: text if key in _TEXTS else ast.literal_eval(text) for key, text in section.items()}
         algorithms[name] = Algorithm(**values, name=name)
     return algorithms
 
@@ -253,7 +256,7 @@ def _describe_own(name: str, agent: Callable[..., Any]) -> Algorithm:
     bases = (by_class.get(f"{base.__module__}:{base.__qualname__}") for base in getattr(agent, "__mro__", ()))
     base = next((candidate for candidate in bases if candidate is not None), None)
     if base is not None:
-        inherited = ("actions", "items", "batch_size", "has_td_errors", "std_eps", "step_info")
+        inherited = ("actions", "items", "batch_size", "has_td_errors", "std_eps", "step_info", "masks_chunks")
         own = replace(own, **{option: getattr(base, option) for option in inherited})
         own = replace(own, normalizes_observations=base.normalizes_observations and accepts_statistics(agent))
     return own

@@ -394,7 +394,7 @@ def make_adder(
     transitions = Transitions(config.n_step, config.gamma, other_fields, reads_next=reads_next, history=history)
     if config.chunk_length > 1:
         options = {**vars(transitions), "n": config.chunk_length}
-        return ChunkTransitions(**options, repeats_last=not learns)
+        return ChunkTransitions(**options, repeats_last=algorithm.masks_chunks)
     if algorithm.items == "windows":
         return PaddedTrajectoryWindows(config.resolved_hyperparameters["context_length"])
     if algorithm.items is None and has_trajectories is not None:

@@ -27,7 +27,7 @@ from .discrete_bc import DiscreteBCAgent as DiscreteBCAgent
 from .discrete_bcq import DiscreteBCQAgent as DiscreteBCQAgent
 from .discrete_iql import DiscreteIQLAgent as DiscreteIQLAgent
 from .dqn import DQNAgent as DQNAgent
-from .fql import FQLAgent as FQLAgent, OneStepFlowActor as OneStepFlowActor
+from .fql import BestFlowActor as BestFlowActor, FQLAgent as FQLAgent, OneStepFlowActor as OneStepFlowActor
 from .gcbc import GCBCAgent as GCBCAgent
 from .gciql import GCIQLAgent as GCIQLAgent
 from .gcivl import GCIVLAgent as GCIVLAgent

@@ -54,7 +54,8 @@ class BCAgent(OfflineAgent):
 
     def losses(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns the unweighted loss of each item, float32 [B]."""
-        weights = batch.action_weights()
+        is_real = batch.real_actions()
+        weights = is_real / tf.reduce_mean(is_real)
         if isinstance(self.actor, GaussianActor):
             return -tf.reduce_sum(weights * self.actor.log_probs(batch.observation, batch.action), axis=-1)
         return tf.reduce_mean(weights * tf.square(self.actor.mode(batch.observation) - batch.action), axis=-1)

@@ -14,7 +14,7 @@ from .registry import get_hyperparameters
 
 _MODULE, _RUN = "rlds2reverb", "train"
 #: Options of a run that published settings contain.
-_RUN_OPTIONS = ("batch_size", "gamma", "normalize_observations", "reward")
+_RUN_OPTIONS = ("batch_size", "chunk_length", "gamma", "normalize_observations", "reward")
 
 
 class GinSettings(NamedTuple):

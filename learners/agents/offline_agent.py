@@ -70,16 +70,12 @@ class TransitionBatch(NamedTuple):
     def __repr__(self) -> str:
         return short_repr(self)
 
-    def action_weights(self) -> tf.Tensor:
-        """Returns factors of the losses of the elements of actions, float32 [B, A], or 1 without a mask of chunks.
-
-        They are 0 for padding and equal for all others, with the mean 1 in the batch.
-        """
+    def real_actions(self) -> tf.Tensor:
+        """Returns float32 [B, A], 0 for the elements of actions that are padding of chunks, and 1 for all others."""
         if "mask" not in self.step_info:
-            return tf.constant(1.0)
+            return tf.ones_like(self.action)
         mask = tf.cast(self.step_info["mask"], tf.float32)
-        size = self.action.shape[-1] // mask.shape[-1]
-        return tf.repeat(mask / tf.reduce_mean(mask), size, axis=-1)
+        return tf.repeat(mask, self.action.shape[-1] // mask.shape[-1], axis=-1)
 
 
 class OfflineAgent(tf_agent.TFAgent):

@@ -45,12 +45,12 @@ def make_discrete(data, step):
 
 
 def to_transition(data):
-    """Converts columns to TF-Agents' Transition [B, ...], with the return to go as policy info if there is one."""
+    """Converts columns to TF-Agents' Transition [B, ...], with return to go or mask as policy info if there is one."""
     size = len(data["reward"])
     first = time_step.TimeStep(tf.ones([size], tf.int32), tf.zeros([size]), tf.ones([size]), data["observation"])
     step_type = np.where(data["discount"] == 0, time_step.StepType.LAST, time_step.StepType.MID).astype(np.int32)
     end = time_step.TimeStep(step_type, data["reward"], data["discount"], data["next_observation"])
-    info = {"return_to_go": data["return_to_go"]} if "return_to_go" in data else ()
+    info = {name: data[name] for name in ("return_to_go", "mask") if name in data} or ()
     return tf.nest.map_structure(
         tf.convert_to_tensor, trajectory.Transition(first, policy_step.PolicyStep(data["action"], (), info), end)
     )

@@ -45,9 +45,9 @@ def make_items(length, *, repeats_last):
             yield observations[start], np.concatenate(chunk), reward, discount, observations[end]
 
 
-@pytest.mark.parametrize(("algo", "length"), [("iql", 3), ("bc", 3), ("iql", 2)])
+@pytest.mark.parametrize(("algo", "length"), [("iql", 3), ("bc", 3), ("fql", 3), ("iql", 2)])
 def test_items_match_a_naive_loop(algo, length, tmp_path):
-    expected = [np.array(column) for column in zip(*make_items(length, repeats_last=algo == "bc"), strict=True)]
+    expected = [np.array(column) for column in zip(*make_items(length, repeats_last=algo != "iql"), strict=True)]
     for store_dir in (None, str(tmp_path)):
         config = TrainingConfig(algo, chunk_length=length, gamma=GAMMA, store_dir=store_dir)
         items = open_data(EPISODES, config).items
@@ -55,6 +55,9 @@ def test_items_match_a_naive_loop(algo, length, tmp_path):
         names = ["observation", "action", *(["reward", "discount", "next_observation"] if algo != "bc" else [])]
         for name, column in zip(names, expected, strict=False):
             np.testing.assert_allclose(got[name], column, rtol=1e-6, err_msg=name)
+        if algo != "iql":
+            lengths = [min(length, size - start) for size in (5, 4, 2) for start in range(size)]
+            np.testing.assert_array_equal(got["policy_info"]["mask"], [np.arange(length) < n for n in lengths])
 
 
 @pytest.mark.slow
@@ -107,7 +110,7 @@ def test_policy_executes_the_first_actions_of_each_chunk(chunk_policy, tmp_path,
         unit = [[seen / 10 + place * 0.02, seen / 10 + place * 0.02 + 0.01] for seen, place in rows]
         np.testing.assert_allclose(action, np.array(unit) * [1, 2], rtol=1e-5)
     if is_saved:
-        with pytest.raises(ValueError, match="agents with a chunk_length evaluate chunks"):
+        with pytest.raises(ValueError, match="agents with a chunk_length or observation_offsets evaluate chunks"):
             policy.values([0.0], [0.0, 0.0])
     with pytest.raises(NotImplementedError, match=r"policies of chunks.* do not support distribution\(\)"):
         chunk_policy.distribution(tf.nest.map_structure(tf.constant, step), state)
@@ -176,7 +179,10 @@ def test_chunks_clone_a_pause_that_single_actions_cannot(tmp_path):
 @pytest.mark.parametrize("algo", ["iql", "fql"])
 def test_run_with_chunks_resumes_bit_for_bit(algo, data, tmp_path, capsys):
     def learn(name, steps):
-        hyperparameters = {"hidden_sizes": (8,), **({"num_updates": 40} if algo == "iql" else {"flow_steps": 2})}
+        hyperparameters = {
+            "hidden_sizes": (8,),
+            **({"num_updates": 40} if algo == "iql" else {"flow_steps": 2, "num_samples": 3}),
+        }
         options = {"chunk_length": 3, "execution_horizon": 2, "deterministic": True, "progress": False, "track": ()}
         options |= {"eval_every": 10, "eval_episodes": 2, "batch_size": 8, "hyperparameters": hyperparameters}
         return train(data / "d4rl/pendulum_mixed-v2.hdf5", algo, tmp_path / name, steps=steps, **options)

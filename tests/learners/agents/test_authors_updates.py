@@ -32,6 +32,11 @@ AUTHORS = json.loads((Path(__file__).parents[2] / "data/authors.json").read_text
 BATCH_SIZE = 16
 
 
+def get_algo(name):
+    """Returns the algorithm of an entry, whose name may say what is added to it, such as "fql with chunks"."""
+    return name.partition(" ")[0]
+
+
 def is_discrete(name):
     """Returns whether an algorithm has discrete actions."""
     return ALGORITHMS[name].actions == "discrete"
@@ -54,9 +59,12 @@ def find_variables(agent, path):
     return [found] if isinstance(found, tf.Variable) else found.variables
 
 
-def make_experience(name, step):
-    """Returns the experience of an update."""
+def make_experience(name, step, *, has_chunks=False):
+    """Returns the experience of an update; with chunks, an action is one of two numbers, of which some are padding."""
     data = make_columns(BATCH_SIZE, step)
+    if has_chunks:
+        is_complete = np.arange(BATCH_SIZE) % 4 != step % 4
+        data["mask"] = np.stack([np.ones(BATCH_SIZE, bool), is_complete], axis=1)
     return to_experience(name, make_discrete(data, step) if is_discrete(name) else data)
 
 
@@ -68,12 +76,12 @@ def summarize(variables):
 
 @pytest.mark.parametrize("name", AUTHORS)
 def test_updates_match_the_authors_code(name):
-    authors = AUTHORS[name]
-    agent = prepare(name, authors["options"], authors["changes"])
+    authors, algo = AUTHORS[name], get_algo(name)
+    agent = prepare(algo, authors["options"], authors["changes"])
     variables = {path: find_variables(agent, path) for path in authors["changes"]}
     before = {path: summarize(found) for path, found in variables.items()}
     for step in range(1 + max(map(int, authors["losses"]))):
-        info = agent.train(make_experience(name, step))
+        info = agent.train(make_experience(algo, step, has_chunks=algo != name))
         for loss, value in authors["losses"].get(str(step), {}).items():
             np.testing.assert_allclose(
                 info.extra[loss], value, rtol=7e-5, atol=1.2e-4, err_msg=f"{loss} of update {step}"
@@ -86,7 +94,8 @@ def test_updates_match_the_authors_code(name):
 
 @pytest.mark.parametrize("name", AUTHORS)
 def test_defaults_match_the_authors_code(name):
-    declared = {option: hyperparameter.default for option, hyperparameter in get_hyperparameters(name).items()}
+    options = get_hyperparameters(get_algo(name))
+    declared = {option: hyperparameter.default for option, hyperparameter in options.items()}
     for option, value in AUTHORS[name]["defaults"].items():
         assert declared[option] == (tuple(value) if isinstance(value, list) else value), option
 
@@ -94,4 +103,4 @@ def test_defaults_match_the_authors_code(name):
 def test_all_algorithms_are_compared_and_the_docs_list_their_sources():
     page = (Path(__file__).parents[3] / "docs/agents.md").read_text()
     table = page.partition("| source | agents |")[2].partition("\n\n")[0]
-    assert set(re.findall(r"`(\w+)`", table)) == AUTHORS.keys() == ALGORITHMS.keys()
+    assert set(re.findall(r"`(\w+)`", table)) == {*map(get_algo, AUTHORS)} == ALGORITHMS.keys()

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from agent_data import ACTION_SPEC, SMALL_SPECS, TIME_STEP_SPEC, make_columns, run_updates, to_transition
 
-from rlds2reverb.learners.agents import OneStepFlowActor, make_agent
+from rlds2reverb.learners.agents import OneStepFlowActor, critic_values, make_agent
 
 MODE = 0.6
 
@@ -35,6 +35,21 @@ def test_constant_velocity_carries_noise_along_a_line():
     agent.flow.flat.assign([*[0.0] * (agent.flow.flat.shape[0] - 2), 0.25, -3.0])
     actions = agent.integrate(tf.zeros([2, 3]), tf.constant([[0.5, 0.5], [-0.5, 1.5]]))
     np.testing.assert_allclose(actions, [[0.75, -1], [-0.25, -1]], atol=1e-6)
+
+
+def test_best_of_samples_has_the_highest_value():
+    agent = make_agent("fql", TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=(4,), flow_steps=2, num_samples=5, q_agg="min")
+    observation = tf.random.stateless_normal([3, 3], [0, 1])
+    noise = tf.reshape(tf.random.stateless_normal([3, 10], [2, 3]), [3, 5, 2])
+    found = agent.actor.sample(observation, [2, 3])
+    for row, action in enumerate(found):
+        rows = tf.repeat(observation[row : row + 1], 5, axis=0)
+        actions = agent.integrate(rows, noise[row])
+        values = tf.reduce_min(critic_values(agent.critic, rows, actions), axis=0)
+        np.testing.assert_allclose(action, actions[np.argmax(values)], atol=1e-6)
+        np.testing.assert_allclose(  # The greedy policy acts alike in equal observations, whatever else is in the batch.
+            agent.actor.mode(observation[row : row + 1])[0], agent.actor.mode(observation)[row], atol=1e-5
+        )
 
 
 @pytest.mark.slow

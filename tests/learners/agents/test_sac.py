@@ -46,7 +46,7 @@ def action_gradients(critics, observation, action, copies):
 
 
 @pytest.mark.parametrize(("name", "hidden_bias", "last_bound"), [("sac", 0.0, (6 / 11) ** 0.5), ("sac_n", 0.1, 1e-3)])
-def test_initial_weights_are_those_of_the_authors(name, hidden_bias, last_bound):
+def test_initial_weights_match_the_authors_code(name, hidden_bias, last_bound):
     agent = make_agent(name, TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=(200, 7))
     ((_, bias), _, (weights, _)) = agent.actor.network.layers()[0]
     np.testing.assert_allclose(bias, hidden_bias)
