@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import stat
 from collections.abc import Callable, Generator, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -41,18 +42,20 @@ def repair_dataset(path: Path, out: Path) -> list[str]:
     Raises:
       FileExistsError: If `out` exists.
       SourceError: If the dataset cannot be read.
-      ValueError: If the format states nothing that follows from the rows.
+      ValueError: If the format states nothing that follows from the rows, or `out` is inside of `path`.
     """
     repair = _find_repair(path)
     if repair is None:
         raise ArgumentError(
-            f"{path} must be a LeRobot, robomimic, Minari or RLDS dataset to be repaired; other formats state nothing "
-            "that follows from their rows. 'convert' copies them, and leaves out invalid episodes on request",
+            f"{path} must be the path of a LeRobot, robomimic, Minari or RLDS dataset to be repaired; other formats state "
+            "nothing that follows from their rows. 'convert' copies them, and leaves out invalid episodes on request",
             on_invalid="skip_episode",
         )
+    if out.resolve().is_relative_to(path.resolve()):
+        raise ArgumentError(f"the repaired copy must be outside of {path}, which stays as it is, got {out}")
     try:
         with atomic_output(out) as partial:
-            shutil.copytree(path, partial) if path.is_dir() else shutil.copyfile(path, partial)
+            _copy(path, partial)
             repairs = [*repair(partial)]
             if not repairs:
                 raise _NothingToRepairError
@@ -63,12 +66,23 @@ def repair_dataset(path: Path, out: Path) -> list[str]:
 
 def is_repairable(path: Path) -> bool:
     """Returns whether a path is a dataset of a format that `repair_dataset` repairs."""
-    return path.exists() and _find_repair(path) is not None
+    return _find_repair(path) is not None
 
 
 def _find_repair(path: Path) -> Callable[[Path], Iterator[str]] | None:
-    found = next((candidate for candidate in FORMATS if candidate.matches(path)), None)
+    found = next((candidate for candidate in FORMATS if path.exists() and candidate.matches(path)), None)
     return None if found is None else _REPAIRS.get(found.name)
+
+
+def _copy(path: Path, partial: Path) -> None:
+    """Copies a file or directory, also one that is read-only, such that the copy can be changed."""
+    if not path.is_dir():
+        shutil.copyfile(path, partial)
+        return
+    shutil.copytree(path, partial, copy_function=shutil.copyfile)
+    for part in (partial, *partial.rglob("*")):
+        if part.is_dir():
+            part.chmod(part.stat().st_mode | stat.S_IRWXU)
 
 
 class _NothingToRepairError(Exception):

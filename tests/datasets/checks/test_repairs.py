@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import stat
 
 import h5py
 import numpy as np
@@ -103,6 +104,17 @@ def test_damage_is_repaired_in_a_copy(right, tmp_path, name):
     assert repair_dataset(tmp_path / "out", tmp_path / "again") == []
 
 
+def test_copy_of_a_read_only_dataset_can_be_changed(right, tmp_path):
+    edit_info(right, fps=5)
+    for part in [*right.rglob("*"), right]:
+        part.chmod(0o555 if part.is_dir() else 0o444)
+    repair_dataset(right, tmp_path / "out")
+    modes = [part.stat().st_mode for part in (tmp_path / "out", *(tmp_path / "out").rglob("*"))]
+    for part in [right, *right.rglob("*")]:
+        part.chmod(0o755)
+    assert all(mode & stat.S_IWUSR for mode in modes)
+
+
 def damage_counts(path):
     """Removes or changes numbers of rows that a file of robomimic or Minari states."""
     with h5py.File(path if path.is_file() else path / "data/main_data.hdf5", "r+") as file:
@@ -197,7 +209,12 @@ def test_command_lists_repairs_and_other_findings(right, tmp_path, capsys):
 def test_other_formats_options_and_missing_rows_raise(right, tmp_path, data, capsys):
     path, out = str(right), str(tmp_path / "out")
     assert run(["validate", str(data / "d4rl/pendulum_mixed-v2.hdf5"), "--fix", out]) == 1
-    assert "must be a LeRobot, robomimic, Minari or RLDS dataset to be repaired" in capsys.readouterr().err
+    assert "must be the path of a LeRobot, robomimic, Minari or RLDS dataset to be repaired" in capsys.readouterr().err
+    assert run(["validate", "missing/dataset-v0", "--fix", out]) == 1
+    assert "missing/dataset-v0 must be the path of a LeRobot, robomimic" in capsys.readouterr().err
+    before = digest(right)
+    assert run(["validate", path, "--fix", f"{path}/meta/../out"]) == 1
+    assert f"the repaired copy must be outside of {path}" in capsys.readouterr().err and digest(right) == before
     assert run(["validate", path, "--fix", out, "--split", "train"]) == 1
     assert "--split cannot be combined with --fix, which copies everything" in capsys.readouterr().err
     (right / "data/chunk-000/file-001.parquet").unlink()
