@@ -9,7 +9,9 @@ from typing import Any
 from rlds2reverb.errors import SourceError
 from rlds2reverb.types.episodes import Episode
 
+from .readers.episode_metadata import make_metadata
 from .source import Identity, Source, keep_images_encoded
+from .task_texts import TASK_FIELDS
 
 _DESCRIPTIONS = ("env_spec", "action_space", "observation_space", "version")
 
@@ -17,7 +19,8 @@ _DESCRIPTIONS = ("env_spec", "action_space", "observation_space", "version")
 def concatenate_sources(sources: Sequence[Source]) -> Source:
     """Returns a source with the episodes of several sources in order, which are numbered consecutively.
 
-    Metadata and spaces are kept if they are the same in all sources. A single source is returned unchanged.
+    Metadata and spaces are kept if they are the same in all sources. Texts of tasks that differ become metadata of the
+    episodes. A single source is returned unchanged.
 
     Args:
       sources: the sources, at least one. Their episodes must have the same fields, which `ingest` checks.
@@ -42,7 +45,11 @@ def concatenate_sources(sources: Sequence[Source]) -> Source:
         num_episodes=_sum([source.num_episodes for source in sources]),
         num_rows=_sum([source.num_rows for source in sources]),
         warnings=tuple(dict.fromkeys([*about_rates, *(text for source in sources for text in source.warnings)])),
-        metadata=_common([source.metadata for source in sources]) or {},
+        metadata={
+            key: value
+            for key, value in sources[0].metadata.items()
+            if _common([source.metadata.get(key) for source in sources]) == value
+        },
         **{name: _common([getattr(source, name) for source in sources]) for name in _DESCRIPTIONS},
         count=(lambda: sum(count() for count in counts)) if len(counts) == len(sources) else None,
         assumed_fields=tuple(dict.fromkeys(name for source in sources for name in source.assumed_fields)),
@@ -81,9 +88,12 @@ class _Concatenation:
         """Yields all episodes, or those of a range, numbered consecutively."""
         parts = [(source, ()) for source in self.sources] if stop is None else _divide(self.sources, first, stop)
         index = first
+        texts = {name: [source.metadata.get(name) for source in self.sources] for name in TASK_FIELDS}
+        differing = [name for name, of_name in texts.items() if None not in of_name and _common(of_name) is None]
         for source, bounds in parts:
+            tasks = make_metadata({name: source.metadata[name] for name in differing})
             for episode in source.read(*bounds):
-                yield replace(episode, index=index)
+                yield replace(episode, index=index, metadata={**tasks, **episode.metadata})
                 index += 1
 
 

@@ -4,6 +4,7 @@ import copy
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -15,7 +16,9 @@ from compression_bombs import write_zeros
 from properties import mark_slow_except
 from reference_impls import assert_equal_nests, episode, rlds_dataset
 
+from rlds2reverb import write_dataset
 from rlds2reverb.datasets import Source, load
+from rlds2reverb.datasets.concatenation import concatenate_sources
 from rlds2reverb.datasets.readers import minari
 from rlds2reverb.datasets.transforms import DropFields, apply_transforms
 from rlds2reverb.errors import SourceError
@@ -522,6 +525,21 @@ def test_rlds_dataset_is_accepted():
         load(rlds_dataset(without_action))
     with pytest.raises(SourceError, match="No dataset representing RLDS steps exist in the data"):
         load(tf.data.Dataset.range(3))
+
+
+def test_joined_sources_keep_common_metadata_and_every_task(data, tmp_path):
+    parts = [load(data / "formats/robomimic/d1_low_dim.hdf5") for _ in range(2)]
+    parts = [
+        replace(part, metadata={"fps": 20, "site": text, "language_instruction": text})
+        for part, text in zip(parts, ("lift", "place"), strict=True)
+    ]
+    joined = concatenate_sources(parts)
+    assert joined.metadata == {"fps": 20}
+    texts = [episode.metadata["language_instruction"].item() for episode in joined.read(5, 7)]
+    assert texts == [b"lift", b"place"]
+    write_dataset(joined, tmp_path / "out", format="lerobot")
+    assert [stored.metadata["language_instruction"].item() for stored in load(tmp_path / "out")][5:7] == texts
+    assert concatenate_sources(parts[:1]).metadata["language_instruction"] == "lift"
 
 
 def test_source_can_be_read_repeatedly_and_copied(data):

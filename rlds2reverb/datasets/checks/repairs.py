@@ -47,8 +47,8 @@ def repair_dataset(path: Path, out: Path) -> list[str]:
     repair = _find_repair(path)
     if repair is None:
         raise ArgumentError(
-            f"{path} must be the path of a LeRobot, robomimic, Minari or RLDS dataset to be repaired; other formats state "
-            "nothing that follows from their rows. 'convert' copies them, and leaves out invalid episodes on request",
+            f"{path} must be the path of a LeRobot, robomimic, Minari or RLDS dataset to be repaired; other formats "
+            "state nothing that follows from their rows. 'convert' copies them, and leaves out invalid episodes on request",
             on_invalid="skip_episode",
         )
     if out.resolve().is_relative_to(path.resolve()):

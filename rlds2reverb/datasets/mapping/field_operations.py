@@ -80,7 +80,12 @@ def _copy_field(dataset: MappedSource, old: str, new: str) -> MappedSource:
         raise SourceError(f"{old!r} must be a single field of the episodes, got a group of {', '.join(value)}")
 
     def copy(episode: Episode) -> Episode:
-        rows = _repeat(episode, get_part(episode.metadata, keys), target)
+        try:
+            rows = _repeat(episode, get_part(episode.metadata, keys), target)
+        except KeyError:
+            raise SourceError(
+                f"episode {episode.index} must have the field {old!r}, as the first one; select those that have it"
+            ) from None
         return replace(episode, steps=insert_part(episode.steps, new, rows))
 
     return dataset.change(copy, unbounded=[target])

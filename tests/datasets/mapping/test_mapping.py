@@ -139,6 +139,13 @@ def test_fields_of_episodes_and_datasets_become_fields_of_steps(data):
         assert set(get(episode, "observation", "site")) == {b"lab 3"}
 
 
+def test_field_that_a_later_episode_lacks_raises(data):
+    source = load(data / LIFT)
+    cut = replace(source, read=lambda: (replace(e, metadata={} if e.index else e.metadata) for e in source.read()))
+    with pytest.raises(SourceError, match="episode 1 must have the field 'mask.train', as the first one"):
+        list(load(cut, mapping={"copy": {"mask.train": "is_training"}}))
+
+
 def test_bounds_and_names_move_with_their_fields():
     space = spaces.Dict({"a": spaces.Box(0, 4, (2,)), "b": spaces.Box(-1, np.array([1, 2], np.float32), (2,))})
     observations = {"a": np.zeros((4, 2), np.float32), "b": np.zeros((4, 2), np.float32)}
