@@ -48,7 +48,7 @@ def repair_dataset(path: Path, out: Path) -> list[str]:
     if repair is None:
         raise ArgumentError(
             f"{path} must be the path of a LeRobot, robomimic, Minari or RLDS dataset to be repaired; other formats "
-            "state nothing that follows from their rows. 'convert' copies them, and leaves out invalid episodes on request",
+            "state nothing that follows from their rows. 'convert' copies them, on request without invalid episodes",
             on_invalid="skip_episode",
         )
     if out.resolve().is_relative_to(path.resolve()):
