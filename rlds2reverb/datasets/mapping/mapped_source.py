@@ -20,6 +20,7 @@ from rlds2reverb.types.specs import ArraySpec, Nest, describe, leaves, make_step
 from ..readers.json_files import parse_object
 from ..readers.lerobot_meta import FEATURE_NAMES
 from ..source import Source, keep_images_encoded
+from ..valid_episodes import read_readable
 
 #: Fields that follow from the ends of episodes, which no operation on fields may change.
 _ENDS = (fields.DISCOUNT, *fields.FLAG_FIELDS)
@@ -45,8 +46,14 @@ class MappedSource:
 
     @classmethod
     def open(cls, source: Source) -> MappedSource:
-        """Returns an unchanged dataset, of which the first episode is read."""
-        first = source.first_episode
+        """Returns an unchanged dataset, of which the first episode that can be read is read."""
+        try:
+            first = source.first_episode
+        except SourceError:
+            readable = read_readable(source, on_error=lambda _: None)
+            if (found := next((episode for episode in readable if episode.num_steps), None)) is None:
+                raise
+            first = found
         return cls(source, source.make_step_spec(first), first)
 
     def find(self, path: Any, *, is_changed: bool = True) -> Keys:

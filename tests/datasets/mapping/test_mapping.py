@@ -1,6 +1,7 @@
 """Mappings: each operation against NumPy on whole columns, laws, round trips between formats, and errors."""
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -371,6 +372,21 @@ def test_yaml_files_have_texts_numbers_and_lists_of_operations(tmp_path):
     assert len(episodes) == 2 and get(episodes[0], "a")[0] == 2 and get(episodes[0], "b")[0] == b"on it"
     (tmp_path / "map.json").write_text(json.dumps({"constant": {"a": 2}}))
     assert get(read(tmp_path / "map.json")[0], "a").dtype == np.int64
+
+
+def test_validate_continues_after_a_first_episode_that_cannot_be_read(data, tmp_path, capsys):
+    path = shutil.copytree(data / "formats/lerobot/v2.1/c1", tmp_path / "x")
+    first = path / "data/chunk-000/episode_000000.parquet"
+    first.write_bytes(b"")
+    (tmp_path / "map.yaml").write_text("rename: {observation.state: observation.joints}\n")
+    assert run(["validate", str(path), "--map", str(tmp_path / "map.yaml")]) == 2
+    assert "x: INVALID (6 episodes, 77 steps, 1 error" in capsys.readouterr().out
+    with pytest.raises(SourceError, match="episode_000000.parquet cannot be read"):
+        list(load(path, mapping=tmp_path / "map.yaml"))
+    for part in path.rglob("*.parquet"):
+        part.write_bytes(b"")
+    with pytest.raises(SourceError, match="episode_000000.parquet cannot be read"):
+        load(path, mapping=tmp_path / "map.yaml")
 
 
 def test_convert_and_inspect_print_the_fields_before_and_after(data, tmp_path, capsys):
