@@ -88,7 +88,7 @@ def make_episodes(*, is_discrete: bool) -> list[dict[str, Any]]:
 
 
 def time_peer(command: list[str], options: dict[str, Any]) -> float:
-    """Returns updates/s of another library's agent, measured in a separate process; NaN if it has no such agent."""
+    """Returns updates/s of a different library, measured in a separate process; NaN if it does not have the agent."""
     result = subprocess.run(
         [*command, json.dumps(options)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True, text=True
     )
