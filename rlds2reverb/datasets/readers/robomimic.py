@@ -80,12 +80,13 @@ def open_robomimic(path: Path, *, split: str | None = None) -> Source:
       split: filter key: only the demonstrations that `mask/<split>` lists are read; None for all.
 
     Raises:
-      SourceError: If the file is refused (see `hdf5`), a demonstration is missing a column, or there is no such split.
+      SourceError: If the file is refused (see `hdf5`), no demonstration can be read, or there is no such split; while
+        iterating, if a demonstration is damaged or missing a column.
     """
     with hdf5.open_hdf5(path) as file:
         contents = _survey(file, _list_demos(file) if split is None else _select_demos(file, split))
         warnings = _describe_absent(file, contents.masks if split is None else {split: _read_mask(file, split)})
-        if split is None:
+        if split is None and not contents.errors:
             rows = {"the attribute total": file["data"].attrs.get("total"), "the sum of rows": contents.num_rows}
             warnings += tuple(f"{path.name}: {found.message}" for found in find_contradictions({"rows": rows}))
         described, task = _describe_environment(file), _describe_task(file)
@@ -103,6 +104,8 @@ def open_robomimic(path: Path, *, split: str | None = None) -> Source:
         with hdf5.open_hdf5(path) as file:
             data = file["data"]
             for index in range(count)[first:stop]:
+                if demos[index] in contents.errors:
+                    raise SourceError(contents.errors[demos[index]])
                 episode = _read_episode(_Demo(data, demos[index], path.name), index, contents)
                 check.add(episode)
                 yield episode
@@ -173,23 +176,25 @@ class _Contents:
     """The demonstrations of a file, and the properties that they share.
 
     Attributes:
-      demos: the demonstrations that have rows.
-      num_rows: number of rows of all demonstrations.
+      demos: the demonstrations that have rows or cannot be read.
+      errors: the errors of those that cannot be read, which have no other properties.
+      num_rows: number of rows of all others.
       optional: names of the optional columns and groups that the demonstrations contain.
       is_terminal: whether each demonstration ends in a terminal state.
-      unterminated: whether each demonstration ends in the middle of an episode; () if none does.
-      rewards: the rewards of each demonstration, which need not be read again; () if they are too large.
+      unterminated: whether each demonstration ends in the middle of an episode; {} if none does.
+      rewards: the rewards of each demonstration, which need not be read again; {} if they are too large.
       metadata: the mode of `dones`.
       warnings: assumptions about rewards and ends.
       masks: the demonstrations of each filter key.
     """
 
     demos: list[str]
+    errors: dict[str, str]
     num_rows: int
     optional: frozenset[str]
-    is_terminal: tuple[bool, ...]
-    unterminated: tuple[bool, ...]
-    rewards: tuple[np.ndarray, ...]
+    is_terminal: dict[str, bool]
+    unterminated: dict[str, bool]
+    rewards: dict[str, np.ndarray]
     metadata: dict[str, Any]
     warnings: tuple[str, ...]
     masks: dict[str, frozenset[str]]
@@ -203,28 +208,35 @@ def _survey(file: h5py.File, demos: Sequence[str]) -> _Contents:
     """
     name, data = Path(file.filename).name, file["data"]
     optional: set[str] = set()
-    absent: dict[str, _Demo] = {}
-    num_rows, rewards, dones, empty = 0, [], [], []
+    columns: dict[str, dict[str, np.ndarray]] = {}
+    errors: dict[str, str] = {}
+    empty = []
     for path in demos:
-        demo = _Demo(data, path, name)
-        optional.update(demo.optional)
-        columns = {key: demo.read(key) for key in (REWARDS, DONES) if key in demo.optional}
-        absent.update({key: demo for key in (REWARDS, DONES) if key not in columns})
-        counted = columns or {ACTIONS: demo.read(ACTIONS)}
-        if not any(map(len, counted.values())):
-            empty.append(path)
-            continue
-        require_equal_lengths(demo.where, counted)
-        num_rows += len(next(iter(counted.values())))
-        if REWARDS in columns:
-            rewards.append(columns[REWARDS])
-        if DONES in columns:
-            dones.append(as_flags(columns[DONES], f"{demo.where}: dones"))
-    for key in optional & set(absent):
-        absent[key].read(key)  # Raises an error, because other demonstrations contain it.
+        try:
+            demo = _Demo(data, path, name)
+            optional.update(demo.optional)
+            found = {key: demo.read(key) for key in (REWARDS, DONES) if key in demo.optional}
+            found = found or {ACTIONS: demo.read(ACTIONS)}
+            if not any(map(len, found.values())):
+                empty.append(path)
+                continue
+            require_equal_lengths(demo.where, found)
+            if DONES in found:
+                found[DONES] = as_flags(found[DONES], f"{demo.where}: dones")
+            columns[path] = found
+        except SourceError as error:
+            errors[path] = str(error)
+        except (OSError, RuntimeError) as error:  # As h5py raises for damage.
+            errors[path] = f"{name}: '{path}' is damaged; copy or download it again ({error})"
+    for path, found in columns.items():
+        if missing := optional & {REWARDS, DONES} - {*found}:
+            errors[path] = f"{name}: '{path}/{min(missing)}' is missing, which other demonstrations contain"
+    kept = [path for path in columns if path not in errors]
+    if errors and not kept:
+        raise SourceError(next(iter(errors.values())))
+    rewards, dones = ([columns[path][key] for path in kept if key in columns[path]] for key in (REWARDS, DONES))
     is_sparse = bool(rewards) and all(((column == 0) | (column == 1)).all() for column in rewards)
     successes = [(column == 1).reshape(len(column), -1).any(axis=1) for column in rewards] if is_sparse else []
-    kept = [path for path in demos if path not in empty]
     marks, succeeded = (_read_marks(file, kept, attribute) for attribute in (IS_TERMINAL, _SUCCESS))
     is_terminal, assumption = (marks, None) if marks else _find_terminal(successes, dones, succeeded, len(kept))
     warnings = [] if assumption is None else [f"{name}: {assumption}"]
@@ -232,11 +244,19 @@ def _survey(file: h5py.File, demos: Sequence[str]) -> _Contents:
         warnings.append(f"{name}: {len(empty)} demonstrations without rows are left out, first {empty[0]!r}")
     if not rewards:
         warnings.append(f"{name} has no rewards, so that all are 0; use it for cloning")
-    small = tuple(rewards) if sum(column.nbytes for column in rewards) <= MAX_KEPT_BYTES else ()
-    unterminated, described = _read_marks(file, kept, UNTERMINATED), _describe_dones(successes, dones)
-    facts: Any = (kept, num_rows, frozenset(optional), is_terminal, unterminated, small, described, tuple(warnings),
-                  _read_masks(file))  # fmt: skip
-    return _Contents(*facts)
+    small = rewards if sum(column.nbytes for column in rewards) <= MAX_KEPT_BYTES else []
+    return _Contents(
+        [path for path in demos if path not in empty],
+        errors,
+        num_rows=sum(len(next(iter(columns[path].values()))) for path in kept),
+        optional=frozenset(optional),
+        is_terminal=dict(zip(kept, is_terminal, strict=True)),
+        unterminated=dict(zip(kept, _read_marks(file, kept, UNTERMINATED), strict=False)),
+        rewards=dict(zip(kept, small, strict=False)),
+        metadata=_describe_dones(successes, dones),
+        warnings=tuple(warnings),
+        masks=_read_masks(file),
+    )
 
 
 def _read_marks(file: h5py.File, demos: Sequence[str], name: str) -> tuple[bool, ...]:
@@ -361,11 +381,11 @@ def _read_step_fields(group: h5py.Group, name: str, where: str) -> Any:
 
 
 def _read_episode(demo: _Demo, index: int, contents: _Contents) -> Episode:
-    actions, observations = demo.read(ACTIONS), demo.read_nest(OBSERVATIONS)
+    path, actions, observations = contents.demos[index], demo.read(ACTIONS), demo.read_nest(OBSERVATIONS)
     next_observations = demo.read_nest(NEXT_OBSERVATIONS) if NEXT_OBSERVATIONS in contents.optional else None
     rewards = np.zeros(len(actions), np.float32)
     if REWARDS in contents.optional:
-        rewards = contents.rewards[index] if contents.rewards else demo.read(REWARDS)
+        rewards = contents.rewards[path] if contents.rewards else demo.read(REWARDS)
     nested, after = (
         {"/".join((group, *path)): column for path, column in leaves(nest)}
         for group, nest in ((OBSERVATIONS, observations), (NEXT_OBSERVATIONS, next_observations or {}))
@@ -378,13 +398,13 @@ def _read_episode(demo: _Demo, index: int, contents: _Contents) -> Episode:
     columns: dict[str, Any] = {"rewards": rewards, "next_observations": next_observations}
     extras = _read_step_fields(demo.group, STEP_FIELDS, demo.where) or {}
     columns["extras"] = map_structure(lambda column: column[: len(actions)], extras)
-    is_terminal = contents.is_terminal[index]
+    is_terminal = contents.is_terminal[path]
     episode = make_log_episode(demo.where, index, observations, actions, **columns, terminated=is_terminal)
     whole = [len(column) == episode.num_steps for _, column in leaves(extras)]  # With the last step.
     if extras and all(whole):
         episode = replace(episode, steps={**episode.steps, **extras})
-    is_unterminated = bool(contents.unterminated and contents.unterminated[index])
-    metadata, name = _read_metadata(demo.group), contents.demos[index].removeprefix("data/")
+    is_unterminated = contents.unterminated.get(path, False)
+    metadata, name = _read_metadata(demo.group), path.removeprefix("data/")
     if contents.masks:
         metadata[MASK] = {key: np.array(name in names) for key, names in contents.masks.items()}
     seed, stated = demo.group.attrs.get(SEED), demo.group.attrs.get("num_samples")

@@ -173,7 +173,27 @@ def test_demonstrations_without_rows_are_left_out_with_a_warning(tmp_path):
 def test_column_that_only_some_demonstrations_have_raises(tmp_path, column):
     path = write_demos(tmp_path / "x.hdf5", [{}, {column: None}])
     with pytest.raises(SourceError, match=f"'data/demo_1/{column}' is missing"):
-        load(path)
+        list(load(path))
+
+
+@pytest.mark.parametrize("change", ["rewards", "dones", "length"])
+def test_damaged_demonstration_does_not_block_the_others(tmp_path, change):
+    path = write_demos(
+        tmp_path / "x.hdf5", [{}, {"rewards": [0, 1]} if change == "length" else {}, {"rewards": [0.0, 0, 0]}]
+    )
+    if change != "length":
+        with h5py.File(path, "r+") as file:
+            del file[f"data/demo_1/{change}"]
+            damaged = file["data/demo_1"].create_dataset(change, data=np.ones(3), chunks=(3,), compression="gzip")
+            place = damaged.id.get_chunk_info(0).byte_offset
+        with path.open("r+b") as stream:
+            stream.seek(place)
+            stream.write(b"damaged")
+    source = load(path, on_invalid="skip_episode")
+    assert read_ends(source) == [(3, True), (2, False)] and list(source.skipped) == [1]
+    with pytest.raises(SourceError, match="'data/demo_1'.* (is damaged|the same number of rows)"):
+        list(load(path))
+    assert [episode.index for episode in load(path).read(2, 3)] == [2]
 
 
 def test_linked_demonstrations_and_observations_raise(tmp_path):
