@@ -21,6 +21,18 @@ def encode_image(image, kind="JPEG"):
     return stream.getvalue()
 
 
+def damage_column(path, name):
+    """Damages the stored values of a column of an HDF5 file."""
+    with h5py.File(path, "r+") as file:
+        values = file[name][()]
+        del file[name]
+        chunks = file.create_dataset(name, data=values, chunks=values.shape, compression="gzip").id
+        place = chunks.get_chunk_info(0).byte_offset
+    with path.open("r+b") as stream:
+        stream.seek(place)
+        stream.write(b"damaged")
+
+
 def write_aloha(folder, lengths=(4, 3), *, is_compressed=False):
     """Writes a folder of episodes with two joints and two cameras, and returns it."""
     folder.mkdir(parents=True, exist_ok=True)

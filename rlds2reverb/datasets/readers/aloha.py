@@ -25,7 +25,7 @@ from ..formats import Format
 from ..source import Source, identify_files
 from ..steps.image_files import decode_column, decode_image, decode_images
 from . import hdf5, npz
-from .columns import describe_demonstrations, insert_column, make_demonstration, select_cameras
+from .columns import ColumnReader, Paths, describe_demonstrations, insert_column, make_demonstration, select_cameras
 from .episode_metadata import read_attributes
 
 _OBSERVATIONS, _BASE_ACTION, _IMAGES = "observations", "base_action", "images"
@@ -60,26 +60,27 @@ def open_file(path: Path, *, cameras: Sequence[str] | None = None) -> Source:
 
 def _open_files(name: str, paths: Sequence[Path], cameras: Sequence[str] | None) -> Source:
     with hdf5.open_hdf5(_choose_intact(paths)) as file:
-        known = [".".join(path) for path in hdf5.list_columns(file, _OBSERVATIONS) if _IMAGES in path[0]]
+        columns = hdf5.list_columns(file, _OBSERVATIONS)
         unread = tuple(sorted({*hdf5.list_names(file)} - {*_USED}))
-    left_out = () if cameras is None else {*known} - {*select_cameras(known, cameras, name)}
+    known = {".".join(path): path for path in columns if _IMAGES in path[0]}
+    unwanted = {} if cameras is None else {*known} - {*select_cameras(list(known), cameras, name)}
 
-    def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
+    def read(left_out: Paths, first: int, stop: int | None) -> Iterator[Episode]:
         for index in range(len(paths))[first:stop]:
             where = f"{paths[index].parent.name}/{paths[index].name}"
             with hdf5.open_hdf5(paths[index]) as file:
-                columns = {key: hdf5.read_nest(file, key, f"{where}: '") for key in (fields.ACTION, _BASE_ACTION)}
-                nest: dict[str, Any] = {key: column for key, column in columns.items() if column is not None}
+                actions = {key: hdf5.read_nest(file, key, f"{where}: '") for key in (fields.ACTION, _BASE_ACTION)}
+                nest: dict[str, Any] = {key: column for key, column in actions.items() if column is not None}
                 for path in hdf5.list_columns(file, _OBSERVATIONS):
-                    if ".".join(path) not in left_out:
+                    if path not in left_out:
                         column = _read_column(file, path, where)
                         insert_column(nest, (fields.OBSERVATION, *path), column, where)
                 metadata = read_attributes(file, ())
             yield replace(make_demonstration(where, index, nest), metadata=metadata)
 
-    count = len(paths)
+    count, reader = len(paths), ColumnReader(read, lambda: columns, frozenset(known[camera] for camera in unwanted))
     source = Source(
-        *(name, "aloha", read, count),
+        *(name, "aloha", reader.read, count),
         warnings=(describe_demonstrations(name),),
         unread=unread,
         assumed_fields=(fields.REWARD,),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,37 @@ from rlds2reverb.types.episodes import Episode, from_transitions
 from rlds2reverb.types.specs import describe, leaves, map_structure
 
 from .continuity import find_discontinuities
+
+#: Paths of columns of observations.
+Paths = frozenset[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class ColumnReader:
+    """Reads the episodes of a format, without columns of observations that are to be left out.
+
+    Attributes:
+      function: returns the episodes of a range, given the columns to leave out.
+      list_columns: returns the paths of all columns of observations.
+      left_out: the columns to leave out.
+    """
+
+    function: Callable[[Paths, int, int | None], Iterator[Episode]]
+    list_columns: Callable[[], Iterable[tuple[str, ...]]]
+    left_out: Paths = frozenset()
+
+    def read(self, first: int = 0, stop: int | None = None) -> Iterator[Episode]:
+        """Yields the episodes of a range."""
+        return self.function(self.left_out, first, stop)
+
+    def without(self, dropped: Sequence[str]) -> tuple[ColumnReader, list[str]]:
+        """Returns a reader that does not read some fields, and the paths of those among them that it has read."""
+        known = {"/".join((fields.OBSERVATION, *path)): path for path in {*self.list_columns()} - self.left_out}
+        found = {path: [known[name] for name in known if f"{name}/".startswith(f"{path}/")] for path in dropped}
+        left_out = self.left_out.union(*found.values())
+        if left_out >= {*known.values()}:
+            return self, []
+        return replace(self, left_out=left_out), [path for path in dropped if found[path]]
 
 
 def as_columns(nest: Any, where: str) -> Any:

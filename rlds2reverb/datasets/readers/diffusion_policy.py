@@ -27,10 +27,12 @@ from rlds2reverb.types.episodes import Episode
 from ..formats import Format
 from ..source import Source, identify_files
 from . import npz
-from .columns import as_columns, describe_demonstrations, insert_column, make_demonstration
+from .columns import ColumnReader, Paths, as_columns, describe_demonstrations, insert_column, make_demonstration
 from .hdf5 import require_plausible_size
 
 _ENDS, _TIMESTAMP = "meta/episode_ends", "timestamp"
+#: Arrays that are no observations.
+_FIELDS = ((fields.ACTION,), (_TIMESTAMP,))
 #: The file that describes an array, in Zarr's formats 2 and 3.
 _DESCRIPTIONS = (".zarray", "zarr.json")
 #: Maximum unpacked size of a chunk, of which one is in memory at a time.
@@ -59,23 +61,24 @@ def open_replay_buffer(path: Path) -> Source:
         arrays, unread, warnings = _list_arrays(root, name, int(ends[-1]))
     starts = [0, *ends[:-1].tolist()]
 
-    def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
+    def read(left_out: Paths, first: int, stop: int | None) -> Iterator[Episode]:
         with _open_root(path) as root:
             for index in range(len(starts))[first:stop]:
                 columns: dict[str, Any] = {}
                 for names in arrays:
+                    if names in left_out:
+                        continue
                     where = f"{name}: 'data/{'/'.join(names)}', episode {index}"
                     with _name_damage(where):
                         column = as_columns(root["/".join(("data", *names))][starts[index] : int(ends[index])], where)
-                    is_field = names in ((fields.ACTION,), (_TIMESTAMP,))
-                    insert_column(columns, names if is_field else (fields.OBSERVATION, *names), column, where)
+                    insert_column(columns, names if names in _FIELDS else (fields.OBSERVATION, *names), column, where)
                 times = columns.pop(_TIMESTAMP, None)
                 episode = make_demonstration(f"{name}: episode {index}", index, columns)
                 yield replace(episode, timestamps=None if times is None else times.astype(np.float64))
 
-    count = len(starts)
+    count, reader = len(starts), ColumnReader(read, lambda: {*arrays} - {*_FIELDS})
     source = Source(
-        *(name, "diffusion_policy", read, count, int(ends[-1])),
+        *(name, "diffusion_policy", reader.read, count, int(ends[-1])),
         warnings=(describe_demonstrations(name), *warnings),
         unread=unread,
         assumed_fields=(fields.REWARD,),

@@ -153,13 +153,21 @@ def read_column(group: h5py.Group, name: str) -> np.ndarray | None:
     return values
 
 
-def read_nest(group: h5py.Group, name: str, where: str, *, above: frozenset[int] = frozenset()) -> Any:
+def read_nest(
+    group: h5py.Group,
+    name: str,
+    where: str,
+    *,
+    left_out: Collection[tuple[str, ...]] = (),
+    above: frozenset[int] = frozenset(),
+) -> Any:
     """Returns a column `[T, ...]`, or nested dicts of columns for a group; None if there is no such member.
 
     Args:
       group: the group that contains it.
       name: its name.
       where: the file and the path of the group, for messages.
+      left_out: paths in the group of columns that are not read.
       above: addresses of the groups that contain the group.
 
     Raises:
@@ -174,7 +182,15 @@ def read_nest(group: h5py.Group, name: str, where: str, *, above: frozenset[int]
             address = h5py.h5o.get_info(member.id).addr
             if address in above:
                 raise SourceError(f"{where}' contains itself; a group must have one path")
-            inner = {key: read_nest(member, key, where, above=above | {address}) for key in sorted(list_names(member))}
+            inner = {
+                key: read_nest(
+                    *(member, key, where),
+                    left_out={path[1:] for path in left_out if path[0] == key},
+                    above=above | {address},
+                )
+                for key in sorted(list_names(member))
+                if (key,) not in left_out
+            }
             return {key: nest for key, nest in inner.items() if not isinstance(nest, dict) or nest}
         values = None if member is None else read_column(group, name)
     return None if values is None else as_columns(values, f"{where}'")

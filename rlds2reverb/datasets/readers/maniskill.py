@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from ..formats import Format
 from ..source import Source, identify_files
 from . import hdf5, npz
 from .agreement import add_contradictions
-from .columns import as_flags, make_log_episode
+from .columns import ColumnReader, Paths, as_flags, make_log_episode
 from .episode_metadata import make_metadata
 from .json_files import as_dict, read_json
 
@@ -64,14 +64,18 @@ def open_maniskill(path: Path) -> Source:
     if _REWARDS not in members:
         warnings.append(f"{path.name} has no rewards, so that all are 0; use it for cloning")
 
-    def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
+    def list_columns() -> Iterable[tuple[str, ...]]:
+        with hdf5.open_hdf5(path) as file:
+            return hdf5.list_columns(file, f"{names[0]}/{_OBSERVATIONS}")
+
+    def read(left_out: Paths, first: int, stop: int | None) -> Iterator[Episode]:
         with hdf5.open_hdf5(path) as file:
             for index, name in enumerate(names[first:stop], first):
-                yield _read_episode(file, name, index, f"{path.name}: '{name}", as_dict(episodes.get(name)))
+                yield _read_episode(file, name, index, f"{path.name}: '{name}", as_dict(episodes.get(name)), left_out)
 
     count = len(names)
     source = Source(
-        *(path.name, "maniskill", read, count),
+        *(path.name, "maniskill", ColumnReader(read, list_columns).read, count),
         warnings=tuple(warnings),
         unread=tuple(sorted(members - _USED)),
         assumed_fields=() if _REWARDS in members else (fields.REWARD,),
@@ -90,9 +94,11 @@ def _describe_environment(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {"env_spec": spec, "metadata": {name: value for name, value in plain.items() if value is not None}}
 
 
-def _read_episode(file: Any, name: str, index: int, where: str, facts: Mapping[str, Any]) -> Episode:
-    group = hdf5.open_group(file, name)
-    nests = {} if group is None else {member: hdf5.read_nest(group, member, where) for member in _USED}
+def _read_episode(file: Any, name: str, index: int, where: str, facts: Mapping[str, Any], left_out: Paths) -> Episode:
+    group, skipped = hdf5.open_group(file, name), {_OBSERVATIONS: left_out}
+    nests: dict[str, Any] = {}
+    if group is not None:
+        nests = {key: hdf5.read_nest(group, key, where, left_out=skipped.get(key, ())) for key in _USED}
     observations, actions = nests.get(_OBSERVATIONS), nests.get(_ACTIONS)
     if actions is None or not tree.flatten(actions):
         raise SourceError(f"{where}' must have {_ACTIONS}, got {', '.join(sorted(nests)) or 'nothing'}")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +30,7 @@ from ..formats import Format
 from ..source import Source
 from . import hdf5, npz
 from .agreement import add_contradictions, find_contradictions
-from .columns import as_columns, as_flags, make_log_episode, require_equal_lengths
+from .columns import ColumnReader, Paths, as_columns, as_flags, make_log_episode, require_equal_lengths
 from .continuity import ROWS_IN_ORDER_ADVICE, ContinuityCheck
 from .episode_metadata import read_attributes
 from .json_files import parse_object
@@ -99,19 +99,30 @@ def open_robomimic(path: Path, *, split: str | None = None) -> Source:
     described["warnings"] = (*warnings, *contents.warnings)
     described["assumed_fields"] = () if REWARDS in contents.optional else (fields.REWARD,)
 
-    def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
+    def list_columns() -> Iterable[tuple[str, ...]]:
+        with hdf5.open_hdf5(path) as file:
+            return hdf5.list_columns(file, f"{demos[0]}/{OBSERVATIONS}")
+
+    def read(left_out: Paths, first: int, stop: int | None) -> Iterator[Episode]:
         check = ContinuityCheck(path.name, contents.num_rows, ROWS_IN_ORDER_ADVICE)
         with hdf5.open_hdf5(path) as file:
             data = file["data"]
             for index in range(count)[first:stop]:
                 if demos[index] in contents.errors:
                     raise SourceError(contents.errors[demos[index]])
-                episode = _read_episode(_Demo(data, demos[index], path.name), index, contents)
+                episode = _read_episode(_Demo(data, demos[index], path.name), index, contents, left_out)
                 check.add(episode)
                 yield episode
 
+    reader = ColumnReader(read, list_columns)
     return Source(
-        path.name, "robomimic", read, num_episodes=count, num_rows=contents.num_rows, count=lambda: count, **described
+        path.name,
+        "robomimic",
+        reader.read,
+        num_episodes=count,
+        num_rows=contents.num_rows,
+        count=lambda: count,
+        **described,
     )
 
 
@@ -355,9 +366,9 @@ class _Demo:
             raise SourceError(f"{self._describe(name)} is missing")
         return as_columns(values, self._describe(name))
 
-    def read_nest(self, name: str) -> dict[str, Any]:
+    def read_nest(self, name: str, left_out: Paths) -> dict[str, Any]:
         """Returns the columns of a group of observations, which must exist, with nested dicts for the groups in it."""
-        nest = hdf5.read_nest(self.group, name, self._describe("")[:-2])
+        nest = hdf5.read_nest(self.group, name, self._describe("")[:-2], left_out=left_out)
         if not isinstance(nest, dict):
             raise SourceError(
                 f"{self._describe(name)} is missing, or is not a group of columns; extract the observations from the "
@@ -380,9 +391,10 @@ def _read_step_fields(group: h5py.Group, name: str, where: str) -> Any:
     return hdf5.read_column(group, name)
 
 
-def _read_episode(demo: _Demo, index: int, contents: _Contents) -> Episode:
-    path, actions, observations = contents.demos[index], demo.read(ACTIONS), demo.read_nest(OBSERVATIONS)
-    next_observations = demo.read_nest(NEXT_OBSERVATIONS) if NEXT_OBSERVATIONS in contents.optional else None
+def _read_episode(demo: _Demo, index: int, contents: _Contents, left_out: Paths) -> Episode:
+    path, actions, observations = contents.demos[index], demo.read(ACTIONS), demo.read_nest(OBSERVATIONS, left_out)
+    has_next = NEXT_OBSERVATIONS in contents.optional
+    next_observations = demo.read_nest(NEXT_OBSERVATIONS, left_out) if has_next else None
     rewards = np.zeros(len(actions), np.float32)
     if REWARDS in contents.optional:
         rewards = contents.rewards[path] if contents.rewards else demo.read(REWARDS)

@@ -4,10 +4,12 @@ import h5py
 import ml_dtypes
 import numpy as np
 import pytest
-from reference_impls import episode
+from reference_impls import assert_equal_nests, episode
+from robot_files import damage_column, write_aloha, write_isaac_lab, write_maniskill
 
 from rlds2reverb.datasets import load
 from rlds2reverb.datasets.readers.columns import as_columns, as_flags
+from rlds2reverb.datasets.transforms import DropFields, apply_transforms
 from rlds2reverb.errors import SourceError
 
 ROWS = {
@@ -17,6 +19,27 @@ ROWS = {
     "terminals": np.array([0, 0, 0, 1]),
     "timeouts": np.zeros(4, bool),
 }
+
+
+@pytest.mark.parametrize(
+    ("write", "column", "dropped"),
+    [
+        (write_aloha, "observations/images/cam_low", "observation/images/cam_low"),
+        (write_maniskill, "traj_2/obs/sensor_data/base_camera/rgb", "observation/sensor_data"),
+        (write_isaac_lab, "data/demo_1/obs/datagen_info/eef_pose/franka", "observation/datagen_info/eef_pose"),
+    ],
+)
+def test_columns_that_are_dropped_are_not_read(tmp_path, write, column, dropped):
+    drop = [DropFields((dropped,))]
+    path = write(tmp_path / "x.hdf5")
+    expected = list(apply_transforms(load(path), drop)[0])
+    damage_column(path / "episode_1.hdf5" if path.is_dir() else path, column)
+    with pytest.raises(SourceError, match="damaged"):
+        list(load(path))
+    for read, other in zip(apply_transforms(load(path), drop)[0], expected, strict=True):
+        assert_equal_nests(read.steps, other.steps)
+    with pytest.raises(ValueError, match="there is no field 'observation/none' to drop"):
+        list(apply_transforms(load(path), [DropFields((dropped, "observation/none"))])[0])
 
 
 def test_columns_are_converted_to_native_byte_order(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from robot_files import write_replay_buffer
 
 from rlds2reverb import load, write_dataset
+from rlds2reverb.datasets.transforms import DropFields, apply_transforms
 from rlds2reverb.errors import SourceError
 
 zarr = pytest.importorskip("zarr")
@@ -45,6 +46,17 @@ def test_buffer_in_a_folder_of_a_zip_file_is_found(tmp_path):
 def test_buffer_converts_to_lerobot(tmp_path):
     write_dataset(write_replay_buffer(tmp_path / "x.zarr"), tmp_path / "out", format="lerobot", fps=10)
     assert [episode.num_steps for episode in load(tmp_path / "out")] == [3, 4]
+
+
+def test_array_that_is_dropped_is_not_read(tmp_path, zarr_format):
+    path = write_replay_buffer(tmp_path / "x.zarr", zarr_format=zarr_format)
+    for part in (path / "data/img").rglob("*"):
+        if part.is_file() and not part.name.startswith((".z", "zarr")):
+            part.write_bytes(b"x")
+    with pytest.raises(SourceError, match="'data/img', episode 0 cannot be read"):
+        list(load(path))
+    source, _ = apply_transforms(load(path), [DropFields(("observation/img",))])
+    assert [[*episode.steps["observation"]] for episode in source] == [["state"], ["state"]]
 
 
 def change(path, name, column, **options):

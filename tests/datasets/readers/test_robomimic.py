@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from expected_formats import FORMATS, describe_field, read_expected
 from reference_impls import assert_equal_nests, episode as make_steps
-from robot_files import write_isaac_lab
+from robot_files import damage_column, write_isaac_lab
 
 from rlds2reverb import write_dataset
 from rlds2reverb.cli import run
@@ -182,13 +182,7 @@ def test_damaged_demonstration_does_not_block_the_others(tmp_path, change):
         tmp_path / "x.hdf5", [{}, {"rewards": [0, 1]} if change == "length" else {}, {"rewards": [0.0, 0, 0]}]
     )
     if change != "length":
-        with h5py.File(path, "r+") as file:
-            del file[f"data/demo_1/{change}"]
-            damaged = file["data/demo_1"].create_dataset(change, data=np.ones(3), chunks=(3,), compression="gzip")
-            place = damaged.id.get_chunk_info(0).byte_offset
-        with path.open("r+b") as stream:
-            stream.seek(place)
-            stream.write(b"damaged")
+        damage_column(path, f"data/demo_1/{change}")
     source = load(path, on_invalid="skip_episode")
     assert read_ends(source) == [(3, True), (2, False)] and list(source.skipped) == [1]
     with pytest.raises(SourceError, match="'data/demo_1'.* (is damaged|the same number of rows)"):
