@@ -49,7 +49,7 @@ def test_uploaded_folders_are_complete_once_their_description_is_there(storage, 
 
 
 def test_locations_are_paths_names_and_patterns_in_order(storage, tmp_path):
-    folder = write_folder(tmp_path / "data")
-    pattern, name = f"{folder}/*.*", "mujoco/hopper/expert-v0"
+    folder = write_folder(tmp_path / "data[1]")
+    pattern, name = f"{tmp_path}/data*/*.*", "mujoco/hopper/expert-v0"
     found = storage.expand_locations([name, pattern, f"{folder}/z"])
     assert found == [name, f"{folder}/a.txt", f"{folder}/rlds2reverb.json", f"{folder}/z"]

@@ -87,6 +87,7 @@ def test_interpolated_messages_keep_their_arguments(text):
 def test_messages_inside_messages_and_words_keep_their_names():
     nested = Message(f"cannot start: {NAMED}", about="env", value="X")
     assert name_options(f"x: {nested}", COMMAND) == f"x: --env X cannot start: {IN_COMMAND}"
+    assert name_options(Message("fails", about="env", value=r"a\1b"), COMMAND) == r"--env a\1b fails"
     assert name_options("episode_length must be above 0 (resume=False)", COMMAND).startswith("episode_length must")
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rlds2reverb.envs import BatchedEnvironment, GymnasiumEnvironment, ParallelEnvironment, ThreadEnvironment, Wrapper
+from rlds2reverb.envs.batched_environment import stack
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.types.specs import ArraySpec
 
@@ -131,7 +132,10 @@ def test_batches_of_one_kind_agree_about_untransformed():
     ]
     for env in envs:
         with env:
-            assert env.reset().untransformed == ()
+            step = env.reset()
+            assert step.untransformed == ()
+    assert stack([step, step]).step_type.shape == (2, 1)
+    assert stack([tuple(step), step]) == stack([step, tuple(step)]) == ()
 
 
 class Keeps(Wrapper):

@@ -48,7 +48,8 @@ def test_tables_of_a_server_keep_the_bounds():
     source = make_source(np.array([1, 2]), Discrete(5))
     with ReplayServer([TableConfig()], NStep(1, 0.99).item_spec(source.step_spec)) as server:
         ingest(source, server, adder=NStep(1, 0.99))
-        assert open_data(server, TrainingConfig("dqn", env=None)).identity()["action bounds"] == "[0, 4]"
+        got = open_data(server, TrainingConfig("dqn", env=None))
+        assert got.identity()["action bounds"] == "[0, 4]" and got.warnings == ()
 
 
 def test_unknown_bounds_of_a_table_are_not_guessed():

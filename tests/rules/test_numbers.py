@@ -2,11 +2,12 @@
 
 import math
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rlds2reverb import TableConfig, batches
+from rlds2reverb import TableConfig, batches, load
 from rlds2reverb.adders import (
     GAE,
     ChunkTransitions,
@@ -28,14 +29,20 @@ from rlds2reverb.datasets.writers.writing import write_dataset
 from rlds2reverb.envs import (
     ActionRepeat,
     DiscreteAction,
+    GymnasiumEnvironment,
+    ParallelEnvironment,
+    PerformanceProfiler,
     RandomFirstEpisodeLength,
     TemporallyCorrelatedNoise,
     TimeLimit,
+    check_wrapper,
     create_environment,
     record_episodes,
     record_film,
 )
 from rlds2reverb.envs.curriculum import TaskProgress
+from rlds2reverb.envs.image_wrappers import EpisodicRandomFrameCrop, FrameFlip
+from rlds2reverb.learners import RandomShift, StoredItems
 from rlds2reverb.learners.ensemble_fit import FitOptions
 from rlds2reverb.learners.hooks import EarlyStopHook, SaveCkptHook
 from rlds2reverb.replay import BufferConfig
@@ -46,7 +53,9 @@ from rlds2reverb.types.tables import RateLimiter, Selector
 COLUMN = np.ones(3, np.float32)
 STEPS = {"rewards": COLUMN, "discounts": COLUMN}
 VALUES = {**STEPS, "values": COLUMN, "next_values": COLUMN}
-ENV = create_environment("Pendulum-v1")
+make_env = partial(create_environment, "Pendulum-v1")
+ENV = make_env()
+NEORL = Path(__file__).parents[1] / "data/formats/neorl/Hopper-v3-low-8-train-noise.npz"
 SHARE = (-0.1, 1.1)
 #: A callable, valid arguments, and for each number values just outside of its range.
 CASES = [
@@ -99,6 +108,16 @@ CASES = [
                                       "past_score_update_rate": (-0.1, 0.002), "warmup_period": (-1,)}),
     (record_episodes, {"env": ENV, "num_episodes": 1},
      {"num_episodes": (0,), "num_envs": (0,), "seed": (-1,), "epsilon": SHARE}),
+    (GymnasiumEnvironment, {"env": ENV.gym}, {"duration": (0,), "discount": SHARE}),
+    (EpisodicRandomFrameCrop, {"env": None}, {"cropping_fraction": (0, *SHARE)}),
+    (FrameFlip, {"env": None}, {"ud_flip_prob": SHARE, "lr_flip_prob": SHARE}),
+    (ParallelEnvironment, {"constructors": [make_env]}, {"num_workers": (-1,)}),
+    (partial(ParallelEnvironment, caller_steps=False), {"constructors": [make_env]}, {"num_workers": (0,)}),
+    (PerformanceProfiler, {"env": ENV}, {"process_steps": (0,)}),
+    (check_wrapper, {"make_env": None}, {"num_steps": (0,)}),
+    (RandomShift, {"max_shift": 1, "observation_spec": None}, {"max_shift": (0,), "seed": (-1, 2**32)}),
+    (StoredItems, {"steps": None, "adder": None, "batch_size": 1}, {"batch_size": (0,), "seed": (-1, 2**31)}),
+    (load, {"source": NEORL}, {"max_episode_steps": (0,)}),
     (record_film, {"env": ENV, "policy": "random", "path": "x.gif"},
      {"num_episodes": (0,), "seed": (-1,), "images_per_sec": (0, 1001)}),
 ]  # fmt: skip

@@ -326,7 +326,11 @@ def test_bounds_of_discrete_actions_are_otherwise_those_of_the_data():
 
 @pytest.mark.parametrize(
     ("actions", "reason"),
-    [([0, 1000, 2000, 0], "the only actions are 0, 1000, 2000"), ([4, 4], "the only action is 4")],
+    [
+        ([0, 4, 0], "the only actions are 0, 4"),
+        ([0, 8, 9, 4], "the only actions are 0, 4, 8, 9"),
+        ([4, 4], "the only action is 4"),
+    ],
 )
 def test_unknown_number_of_discrete_actions_raises(actions, reason):
     with pytest.raises(SpecMismatchError, match=rf"is unknown, because {reason}; re-encode .*, or pass .* \(env\)"):

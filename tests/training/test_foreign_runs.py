@@ -61,6 +61,8 @@ def test_commands_read_runs_of_other_programs(run_dir, tmp_path, capsys):
     evaluated = json.loads(capsys.readouterr().out)
     assert evaluated["environment"] == "Pendulum-v1" and evaluated["policies"][0]["updates"] == 20
     assert run_command(["inspect", str(run_dir), "--report", str(tmp_path / "report.html")]) == 0
+    assert run_command(["inspect", str(run_dir)]) == 0
+    assert f"other in {run_dir}: 25 updates" in capsys.readouterr().out
     assert run_command(["plot", str(run_dir), "--out", str(tmp_path / "curve.png")]) == 0
     assert run.export_policy(tmp_path / "copy.onnx").read_bytes() == (run_dir / "policy.onnx").read_bytes()
     with pytest.raises(ValueError, match="must be 'onnx' for .*policy.onnx, which is an ONNX file already"):

@@ -1,5 +1,6 @@
 """Training of agents with goals: learning, resumption, stores, and what is refused."""
 
+import dataclasses
 import sys
 import types
 
@@ -164,7 +165,8 @@ def test_other_tables_are_refused(tmp_path):
 def test_environment_of_ogbench_is_for_agents_with_goals(data, monkeypatch):
     source = load(data / "formats/ogbench/pointmaze-medium-navigate-v0-val.npz")
     assert "pointmaze-medium-v0" in source.env_spec
-    note = resolve_environment("auto", source).note
+    name, make_env, note = dataclasses.astuple(resolve_environment("auto", source))
+    assert (name, make_env) == ("", None)
     assert note.startswith("no evaluation, because the tasks of the dataset's environment are goals")
     monkeypatch.setitem(registry, "pointmaze-medium-v0", registry["Pendulum-v1"])
     monkeypatch.setitem(sys.modules, "ogbench", types.ModuleType("ogbench"))

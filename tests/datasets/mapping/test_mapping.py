@@ -416,6 +416,10 @@ def test_convert_and_inspect_print_the_fields_before_and_after(data, tmp_path, c
         ({"drop": ["action"]}, "must leave a field 'action'"),
         ({"join": {"a": []}}, "must list fields"),
         ({"join": {"a": ["observation.image", "action"]}}, r"'observation.image' must be numbers .*, got uint8 \["),
+        (
+            [{"constant": {"m": [[1, 2]]}}, {"join": {"a": ["m", "action"]}}],
+            r"'m' must be numbers .*, got \S+ \[1, 2\]",
+        ),
         ({"join": {"a": ["observation"]}}, "must be a single field, got a group of 'observation.image'"),
         ({"join": {"a": ["action", "action"]}}, "can be joined to 'a' once"),
         ({"join": {"a": {"from": ["observation.state"], "names": ["x"]}}}, "must have 4 names, got 1"),

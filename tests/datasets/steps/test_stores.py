@@ -116,11 +116,12 @@ def test_images_are_decoded_when_they_are_read(tmp_path, data):
 
 
 def test_stacked_frames_are_stored_once(data):
-    single, stacked = (
-        in_memory(list(load(data / "formats/atari/replay_logs", frame_stack=count).read())).num_bytes
-        for count in (1, 4)
-    )
-    assert single < stacked < 1.1 * single
+    episodes = {count: list(load(data / "formats/atari/replay_logs", frame_stack=count).read()) for count in (1, 4)}
+    single, stacked = (in_memory(episodes[count]) for count in (1, 4))
+    assert single.num_bytes < stacked.num_bytes < 1.1 * single.num_bytes
+    for steps, count in ((single, 1), (stacked, 4)):
+        got, expected = steps.take(np.arange(2, 6)), episodes[count][0].steps["observation"][2:6]
+        assert np.array_equal(got["observation"], expected)
 
 
 @pytest.mark.slow

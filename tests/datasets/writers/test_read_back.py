@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -44,21 +45,29 @@ def test_written_datasets_are_read_back_equal(data, tmp_path, path, format):
 )
 @pytest.mark.parametrize("format", PATHS)
 def test_datasets_that_differ_from_their_source_raise(tmp_path, format, changes, message):
-    """The source yields other episodes when it is read again, as a damaged dataset would."""
-    calls = itertools.count()
+    found = [] if changes is None else [make_log(offset=7, **changes)]
+    require_difference(load([make_log(), make_log(offset=7)]), load([make_log(), *found]), tmp_path, format, message)
+    assert (tmp_path / PATHS[format]).exists()
 
-    def read():
-        is_again = next(calls) >= num_calls
-        second = [] if is_again and changes is None else [make_log(offset=7, **((changes or {}) if is_again else {}))]
-        return iter([make_log(), *second])
 
-    num_calls = 10**6
-    write_dataset(load(read), tmp_path / "plain" / PATHS[format], format=format)
+def require_difference(logs, others, folder, format, message):
+    """Verifies an error if the source yields other episodes when it is read again, as a damaged dataset would."""
+    calls, num_calls = itertools.count(), 10**6
+
+    def make_source():
+        return replace(load(make_log), read=lambda *_: iter(others if next(calls) >= num_calls else logs))
+
+    write_dataset(make_source(), folder / "plain" / PATHS[format], format=format)
     num_calls = next(calls)  # The number of readings without verification.
     calls = itertools.count()
     with pytest.raises(SourceError, match=message):
-        write_dataset(load(read), tmp_path / PATHS[format], format=format, verify=True)
-    assert (tmp_path / PATHS[format]).exists()
+        write_dataset(make_source(), folder / PATHS[format], format=format, verify=True)
+
+
+@pytest.mark.parametrize("format", ["rlds", "minari"])
+def test_metadata_that_differ_raise(tmp_path, format):
+    logs = [replace(next(iter(load([make_log()]))), metadata={"level": np.int64(level)}) for level in (3, 4)]
+    require_difference(logs[:1], logs[1:], tmp_path, format, r"'level' is \S*3\S* instead of 4")
 
 
 def test_lossy_images_are_reported(data, tmp_path):

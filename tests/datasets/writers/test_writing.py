@@ -261,6 +261,7 @@ def add(**columns):
         ("d4rl", add(observation={"x": np.zeros(3)}), r"step\['observation'\] must be a single array for D4RL"),
         ("d4rl", add(note=np.array([b""] * 3, object)), r"step\['note'\] must contain numbers for D4RL, got string"),
         ("d4rl", add(extra=np.arange(3)), r"step\['extra'\] of the last step must be zeros for D4RL"),
+        ("d4rl", add(reward=np.zeros((3, 2))), r"step\['reward'\] must be one number for D4RL, got float64 \[2\]"),
         ("rlds", add(observation=(np.zeros(3),)), r"step\['observation'\]\[0\] is in a tuple"),
         ("rlds", add(**{"a/b": np.zeros(3)}), r"step\['a/b'\] must not have '/' in its name for RLDS"),
         ("rlds", add(x=np.zeros((3, 0), np.uint32)), r"step\['x'\] must not be empty for RLDS, got uint32 \[0\]"),

@@ -63,6 +63,7 @@ INVALID = [
         "a sequence of integers >= 1, such as (256, 256), got True; the default is (256, 256)",
     ),
     ("iql", "hidden_sizes", "wide", "a sequence of integers >= 1, such as (256, 256), got 'wide'"),
+    ("iql", "hidden_sizes", "", "a sequence of integers >= 1, such as (256, 256), got ''"),
     ("iql", "hidden_sizes", (256, 0), "a sequence of integers >= 1, such as (256, 256), got (256, 0)"),
     ("iql", "hidden_sizes", (2.5,), "a sequence of integers >= 1, such as (256, 256), got (2.5,)"),
     ("iql", "num_updates", 0, "an integer >= 1 or None, got 0"),

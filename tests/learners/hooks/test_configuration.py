@@ -226,14 +226,14 @@ def test_merge_hooks_sorts_by_priority_and_is_stable():
 def test_merge_hooks_sorts_by_phase_before_priority():
     hooks = [LogShowHook(priority=0), SaveCkptHook(priority=1), Nothing(priority=2), EarlyStopHook(priority=2)]
     hooks += [LogReduceHook(priority=90), EvaluateHook(print, priority=99), LoadCkptHook(priority=99)]
-    assert [hook.phase for hook in merge_hooks(hooks, [])] == [
-        Phase.LOAD,
-        Phase.EVALUATE,
-        Phase.OTHER,
-        Phase.OTHER,
-        Phase.SAVE,
-        Phase.REDUCE_LOG,
-        Phase.LOG,
+    assert [(type(hook), hook.phase) for hook in merge_hooks(hooks, [])] == [
+        (LoadCkptHook, Phase.LOAD),
+        (EvaluateHook, Phase.EVALUATE),
+        (Nothing, Phase.OTHER),
+        (EarlyStopHook, Phase.OTHER),
+        (SaveCkptHook, Phase.SAVE),
+        (LogReduceHook, Phase.REDUCE_LOG),
+        (LogShowHook, Phase.LOG),
     ]
 
 

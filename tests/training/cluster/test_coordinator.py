@@ -230,6 +230,16 @@ def test_learn_info_and_policy_reach_the_status(coordinator):
     assert status["loss"] == 0.25 and status["policy_step"] == 7
 
 
+def test_updates_are_not_counted_again_when_a_learner_continues_from_an_earlier_step(tmp_path, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    coordinator = make_coordinator(tmp_path)
+    for step in (10, 40, 20, 20, 30):
+        now[0] += 1
+        coordinator.order_updates(step)
+    assert coordinator.status()["updates_per_sec"] == 10
+
+
 def test_collectors_get_the_newest_policy_unless_they_have_it(coordinator, tmp_path):
     assert order_steps(coordinator, 0).policy is None
     coordinator.report_policy(100, [np.array([1.0, 2.0])])
