@@ -47,6 +47,8 @@ _OTHER_KINDS = {
     rb".{4}ftyp": "it is a video; pass the directory of the LeRobot dataset, which contains meta/info.json",
     rb"\x1f\x8b": "it is compressed with gzip; unpack it",
     rb"SQLite|\x89MCAP": "it is a bag; name it .db3 or .mcap",
+    rb"#ROSBAG V": "it is a bag of ROS 1; convert it with rosbags-convert",
+    rb"version https://git-lfs": "it is a pointer of Git LFS; run git lfs pull",
     rb".{4}\0{4}": "it may be a TFRecord; pass the directory that contains dataset_info.json",
     rb"(\xef\xbb\xbf)?[\t\r\n -~]+$": "it is text; read it and pass the list of episodes",
 }

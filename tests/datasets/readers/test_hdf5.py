@@ -299,6 +299,8 @@ def test_damaged_robomimic_file_raises(robomimic_file, change, message):
         (b"\0\0\0\x20ftypisom", "it is a video"),
         (gzip.compress(b"x", mtime=0), "it is compressed with gzip; unpack it"),
         (b"\x89MCAP0\r\n", "it is a bag; name it"),
+        (b"#ROSBAG V2.0\n", "it is a bag of ROS 1; convert it with rosbags-convert"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "it is a pointer of Git LFS; run git lfs pull"),
         (b"\x10\1\0\0\0\0\0\0abcd", "it may be a TFRecord; pass the directory that contains dataset_info.json"),
         (b"\xef\xbb\xbfepisode,position\r\n0,1.5\r\n", "it is text; read it and pass the list of episodes"),
         (b"\xff" * 40, "$"),
