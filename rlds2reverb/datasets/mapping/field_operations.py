@@ -132,8 +132,11 @@ def join_fields(dataset: MappedSource, joins: Mapping[str, Any]) -> MappedSource
     for path, value in joins.items():
         value = value if isinstance(value, Mapping) else {"from": value}
         paths, elements = value.get("from"), value.get("names")
-        if not isinstance(paths, (list, tuple)) or not paths or set(value) - {"from", "names"}:
-            raise SourceError(f"the join {path!r} must list fields, alone or as 'from' with 'names', got {value!r}")
+        is_list = isinstance(paths, (list, tuple)) and isinstance(elements, (list, tuple, type(None)))
+        if not is_list or not paths or set(value) - {"from", "names"}:
+            raise SourceError(
+                f"the join {path!r} must list fields, alone or as 'from' with a list of 'names', got {value!r}"
+            )
         dataset = _join(dataset, path, paths, elements)
     return dataset
 
@@ -203,7 +206,7 @@ def cast_fields(dataset: MappedSource, dtypes: Mapping[str, str]) -> MappedSourc
     for path, name in dtypes.items():
         keys = dataset.find(path)
         try:
-            dtype = np.dtype(name)
+            dtype = np.dtype(name or object)  # None would be float64.
         except TypeError:
             dtype = np.dtype(object)
         if dtype.kind not in "biuf":

@@ -415,6 +415,7 @@ def test_convert_and_inspect_print_the_fields_before_and_after(data, tmp_path, c
         ({"rename": {"is_last": "end"}}, "'is_last' cannot be changed"),
         ({"drop": ["action"]}, "must leave a field 'action'"),
         ({"join": {"a": []}}, "must list fields"),
+        ({"join": {"a": {"from": ["action"], "names": "abcd"}}}, "with a list of 'names', got"),
         ({"join": {"a": ["observation.image", "action"]}}, r"'observation.image' must be numbers .*, got uint8 \["),
         (
             [{"constant": {"m": [[1, 2]]}}, {"join": {"a": ["m", "action"]}}],
@@ -427,6 +428,7 @@ def test_convert_and_inspect_print_the_fields_before_and_after(data, tmp_path, c
         ({"split": {"action": {"a": 3}}}, r"sizes that add up to 4, got {'a': 3}"),
         ({"cast": {"task": "float32"}}, r"'task' must be numbers to be cast, got string \[\]"),
         ({"cast": {"action": "text"}}, "must be a number such as 'float32', got 'text'"),
+        ({"cast": {"action": None}}, "must be a number such as 'float32', got None"),
         ({"constant": {"a": None}}, "must be a text, a number or a list"),
         ({"delta": {"action": {"states": 1}}}, "must name a state"),
         ({"delta": {"action": "observation.image"}}, "'observation.image' must be a vector of floats"),
