@@ -11,7 +11,7 @@ from typing import Any
 
 import h5py
 
-from rlds2reverb.errors import ArgumentError
+from rlds2reverb.errors import ArgumentError, SourceError
 from rlds2reverb.types.episode_batches import batch_episodes
 
 from ..loading import FORMATS, load
@@ -56,7 +56,11 @@ def repair_dataset(path: Path, out: Path) -> list[str]:
     try:
         with atomic_output(out) as partial:
             _copy(path, partial)
-            repairs = [*repair(partial)]
+            try:
+                repairs = [*repair(partial)]
+            except SourceError as error:  # The source is what has to be fixed.
+                named = str(error).replace(str(partial), str(path)).replace(partial.name, path.name)
+                raise SourceError(named) from error
             if not repairs:
                 raise _NothingToRepairError
     except _NothingToRepairError:

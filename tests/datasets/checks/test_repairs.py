@@ -218,6 +218,6 @@ def test_other_formats_options_and_missing_rows_raise(right, tmp_path, data, cap
     assert run(["validate", path, "--fix", out, "--split", "train"]) == 1
     assert "--split cannot be combined with --fix, which copies everything" in capsys.readouterr().err
     (right / "data/chunk-000/file-001.parquet").unlink()
-    with pytest.raises(SourceError, match="the rows of episode 1 are not in data/"):
+    with pytest.raises(SourceError, match=f"^{right.name}: the rows of episode 1 are not in data/"):
         repair_dataset(right, tmp_path / "out")
     assert not (tmp_path / "out").exists()
