@@ -188,13 +188,19 @@ def _change_columns(function: Callable[[dict[str, Nest]], dict[str, Nest]], epis
     return replace(episode, steps=function(episode.steps))
 
 
-def take_part(nest: dict[str, Any], keys: Keys) -> tuple[dict[str, Any], Any]:
-    """Returns nested dicts without the part with these keys, nor groups that become empty, and the part."""
-    rest = {name: part for name, part in nest.items() if name != keys[0]}
+def take_part(nest: dict[str, Any] | tuple[Any, ...], keys: Keys) -> tuple[dict[str, Any], Any]:
+    """Returns nested dicts without the part with these keys, nor groups that become empty, and the part.
+
+    The positions in a tuple of which a part is taken become names.
+    """
+    if isinstance(nest, tuple):
+        nest = {str(place): part for place, part in enumerate(nest)}
+    key = keys[0] if keys[0] in nest else str(keys[0])
+    rest = {name: part for name, part in nest.items() if name != key}
     if len(keys) == 1:
-        return rest, nest[keys[0]]
-    inner, part = take_part(nest[keys[0]], keys[1:])
-    return {**rest, keys[0]: inner} if inner else rest, part
+        return rest, nest[key]
+    inner, part = take_part(nest[key], keys[1:])
+    return {**rest, key: inner} if inner else rest, part
 
 
 def insert_part(nest: dict[str, Any], path: str, part: Any) -> dict[str, Any]:

@@ -112,6 +112,16 @@ def test_joining_parts_of_a_split_restores_the_field(sizes):
     assert_equal(mapped, source)
 
 
+def test_parts_of_tuples_become_fields():
+    rows = np.arange(7, dtype=np.float32)
+    log = make_log(observations=(rows, rows[:, None] + 10, {"x": rows + 20}))
+    (episode,) = read({"rename": {"observation.1": "observation.second"}, "drop": ["observation.2.x"]}, log)
+    assert {name: column[0].item() for name, column in get(episode, "observation").items()} == {"0": 0, "second": 10}
+    paths = ["observation.2.x", "observation.0", "observation.1"]
+    (episode,) = read({"join": {"observation.state": paths}}, log)
+    assert get(episode, "observation", "state")[0].tolist() == [20, 0, 10]
+
+
 def test_fields_can_be_exchanged():
     swap = {"observation.state": "action", "action": "observation.state"}
     (episode,) = read({"rename": swap})
