@@ -8,7 +8,7 @@ from tf_agents.specs import tensor_spec
 
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.agents.unit_conversions import BoundedActions, DiscreteActions, Observations
-from rlds2reverb.learners.dynamics_model import DynamicsModel
+from rlds2reverb.learners.dynamics_model import DynamicsModel, can_model
 from rlds2reverb.learners.ensemble_fit import FitOptions, PolicyTransitions
 from rlds2reverb.learners.fitted_q import FittedQ
 from rlds2reverb.learners.value_estimators import (
@@ -33,6 +33,13 @@ def estimate(method, discounts=DISCOUNTS, log_ratios=None):
     weights = importance_weights(np.log(RATIOS) if log_ratios is None else log_ratios, estimator)
     terms = estimator_terms(REWARDS, discounts, *((Q_VALUES, VALUES) if estimator.uses_values else ()))
     return average(weights, terms, np.ones((1, 2)), is_self_normalized=estimator.is_self_normalized)[0]
+
+
+def test_models_are_of_vectors_of_real_numbers():
+    vector, number = tf.TensorSpec([3]), tf.TensorSpec([], tf.float64)
+    assert can_model((vector, {"x": number}))
+    for other in (tf.TensorSpec([2, 3]), tf.TensorSpec([3], tf.int32)):
+        assert not can_model((vector, other))
 
 
 def test_estimates_of_two_episodes_are_those_worked_out_by_hand():

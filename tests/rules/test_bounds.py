@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, Text
+from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
 
 from rlds2reverb import ReplayServer, TableConfig, TrajectoryWindows, ingest, load, write_dataset
 from rlds2reverb.adders import NStep
@@ -12,7 +12,7 @@ from rlds2reverb.envs.env_specs import BoundedArraySpec, require_within
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.training import TrainingConfig
 from rlds2reverb.training.sources import open_data
-from rlds2reverb.types.spaces import dump_space, load_space
+from rlds2reverb.types.spaces import choose_space, dump_space, load_space
 from rlds2reverb.types.specs import ArraySpec
 
 ACTION = Box(np.float32([-2, -1]), np.float32([2, 3]))
@@ -70,6 +70,11 @@ def test_descriptions_of_spaces_are_restored():
     assert load_space(dump_space(nested)) == nested
     assert dump_space(None) is None and dump_space(Dict({"t": Text(3)})) is None
     huge = '{"low": 0, "high": 1, "shape": [1000000000000], "dtype": "float32"}'
+    parts = (ArraySpec((2,), np.dtype(np.float32)), ArraySpec((), np.dtype(np.int64)))
+    unknown = Box(-np.inf, np.inf, (2,), np.float32)
+    assert choose_space(parts, Tuple([ACTION, Discrete(3)])) == Tuple([ACTION, Discrete(3)])
+    for own in (None, ACTION, Tuple([ACTION])):
+        assert choose_space(parts, own)[0] == unknown
     for text in (None, "", "[]", "{", "3", huge, huge.replace("float32", "object"), '{"dict": []}'):
         assert load_space(text) is None
 

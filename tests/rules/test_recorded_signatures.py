@@ -9,12 +9,15 @@ import re
 from pathlib import Path
 from types import FunctionType
 
+from rlds2reverb.learners.agents import get_hyperparameters
+from rlds2reverb.learners.algorithms import ALGORITHMS
+
 RECORDED = Path(__file__).parent / "public_signatures.txt"
 PACKAGES = "rlds2reverb adders datasets reverb.sampling beam replay learners learners.hooks learners.agents envs training training.cluster"
 
 
 def list_signatures():
-    """Returns a line for each public name and method of the packages: its arguments with their defaults."""
+    """Returns a line for each public name and method of the packages, and each algorithm: its arguments with defaults."""
     lines = {}
     for package in PACKAGES.split():
         module = importlib.import_module(package if package == "rlds2reverb" else f"rlds2reverb.{package}")
@@ -27,6 +30,9 @@ def list_signatures():
                 kinds = FunctionType, classmethod, staticmethod
                 methods = [key for key, part in vars(value).items() if key[0] != "_" and isinstance(part, kinds)]
                 lines |= {(value, key): f"  .{key}{describe(getattr(value, key))}" for key in sorted(methods)}
+    for algo in ALGORITHMS:
+        options = [f"{option.name}={option.default!r}" for option in get_hyperparameters(algo).values()]
+        lines[algo] = f"{algo}({', '.join(options)})"
     return "".join(f"{line}\n" for line in lines.values())
 
 

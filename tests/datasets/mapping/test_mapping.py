@@ -225,8 +225,10 @@ def test_images_are_cropped_and_resized(channels):
         np.testing.assert_array_equal(got, np.asarray(expected).reshape(3, 4, channels))
     np.testing.assert_array_equal(get(episode, "observation", "b"), images[:, 2:7, 4:8])
     assert set(get(episode, "observation", "depth").ravel()) <= set(depth.ravel())
-    (corner,) = read({"crop": {"observation.b": [1, 2, 3, 4]}}, log)
-    np.testing.assert_array_equal(get(corner, "observation", "b"), images[:, 1:4, 2:6])
+    for top, left, height, width in ((1, 2, 3, 4), (0, 0, 9, 12), (6, 8, 3, 4)):
+        (corner,) = read({"crop": {"observation.b": [top, left, height, width]}}, log)
+        part = images[:, top : top + height, left : left + width]
+        np.testing.assert_array_equal(get(corner, "observation", "b"), part)
 
 
 def test_images_stay_encoded_unless_they_are_changed(data):

@@ -6,6 +6,7 @@ import pytest
 from expected_formats import FORMATS, describe_field, read_expected
 
 from rlds2reverb.datasets import load
+from rlds2reverb.datasets.readers import hdf5
 from rlds2reverb.errors import SourceError
 
 FOLDERS = ["cartpole_swingup/64px", "drqv2_cartpole_swingup/buffer"]
@@ -102,6 +103,15 @@ def test_buffer_is_read_in_the_order_of_its_episodes(tmp_path):
 def test_invalid_file_raises(tmp_path, changes, message):
     with pytest.raises(SourceError, match=message):
         list(load(write_file(tmp_path / "x.hdf5", make_rows(3), **changes)))
+
+
+def test_columns_are_measured_together(tmp_path, data, monkeypatch):
+    sizes = {}
+    monkeypatch.setattr(hdf5, "require_plausible_size", lambda where, stored, declared: sizes.update({where: declared}))
+    for path in (write_file(tmp_path / "x.hdf5", make_rows(3)), data / "minari/classic/pendulum-dict/dev-v0"):
+        sizes.clear()
+        list(load(path))
+        assert max(sizes, key=sizes.get).endswith(": all columns together")
 
 
 def test_file_of_an_episode_without_a_column_raises(tmp_path):

@@ -1,6 +1,9 @@
 """Datasets that are written for the loaders of Octo, OpenVLA and LeRobot, which train on all rows that they find."""
 
+import json
+
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from properties import mark_slow_except
@@ -138,3 +141,11 @@ def test_lerobot_reads_all_actions_and_no_others(name, data, tmp_path):
         np.testing.assert_array_equal(rows["action"][start:end], episode.steps["action"][: end - start])
         assert tasks[rows["task_index"][end - 1]]
     assert len(rows["index"]) == end
+    schema = pq.read_schema(next((tmp_path / "lerobot/data").rglob("*.parquet")))
+    described = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+    assert list(described) == schema.names
+    for field in schema:
+        kind = described[field.name]["_type"]
+        assert (kind == "Value") == (not pa.types.is_nested(field.type)) and (kind == "Image") == (
+            "image" in field.name
+        )
