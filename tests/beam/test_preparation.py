@@ -33,9 +33,15 @@ def test_files_are_those_of_write_dataset(data, tmp_path):
     assert [path.name for path in (tmp_path / "beam/hopper").iterdir()] == ["1.0.0"]
 
 
-@pytest.mark.slow
-def test_small_dataset_has_the_files_and_report_of_write_dataset(data, tmp_path):
-    path, options = data / "d4rl/pendulum_mixed-v2.hdf5", make_options(slice_bytes=50_000)
+@pytest.mark.parametrize(
+    ("name", "slice_bytes"),
+    [
+        ("malformed/hdf5/ok_control.hdf5", 800),
+        pytest.param("d4rl/pendulum_mixed-v2.hdf5", 50_000, marks=pytest.mark.slow),
+    ],
+)
+def test_small_dataset_has_the_files_and_report_of_write_dataset(data, tmp_path, name, slice_bytes):
+    path, options = data / name, make_options(slice_bytes=slice_bytes)
     transforms = [NormalizeObservations(), ActionBounds(-1, 1), ClipActions()]
     source, _ = apply_transforms(load(path), transforms)
     expected = write_dataset(source, tmp_path / "plain/pendulum/1.0.0", format="rlds")
