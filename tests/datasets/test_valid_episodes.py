@@ -1,6 +1,7 @@
 """The rule: an episode that cannot be read or is invalid never blocks the others, and all such episodes are counted."""
 
 import json
+import shutil
 import warnings
 
 import h5py
@@ -60,6 +61,21 @@ def damage_robomimic(path):
 @pytest.fixture(params=[damage_lerobot, damage_robomimic])
 def path(request, tmp_path):
     return request.param(tmp_path / "source")
+
+
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_other_episodes_keep_their_numbers_when_a_record_is_damaged(data, tmp_path, damaged):
+    path = shutil.copytree(data / "formats/rlds/a1/pusher_demos/1.0.0", tmp_path / "1.0.0")
+    expected = [episode.steps["action"] for episode in load(path, split="val")]
+    file = sorted(path.glob("*val*"))[damaged]
+    content = bytearray(file.read_bytes())
+    content[20] ^= 0xFF
+    file.write_bytes(content)
+    source = load(path, split="val", on_invalid="skip_episode")
+    for _ in range(4):  # TFDS would fill its cache in the first iterations.
+        ((index, actions),) = [(episode.index, episode.steps["action"]) for episode in source]
+        assert index == 1 - damaged and (actions == expected[index]).all()
+    assert [*source.skipped] == [damaged]
 
 
 def test_other_episodes_are_read_in_any_part(path):

@@ -80,7 +80,7 @@ def from_rlds_dataset(
       SourceError: If there are no `steps`, a step has no observation or action, or the last rows of episodes do not
         tell what they mean; while iterating, if a record is damaged.
     """
-    conventions = _find_conventions("RLDS dataset", dataset, last_step, missing or {}, lambda: dataset)
+    conventions = _find_conventions("RLDS dataset", dataset, last_step, missing or {}, [lambda: dataset])
     described = _describe_conventions(conventions, dataset.element_spec)
     return Source(conventions.name, "rlds", lambda: _read_episodes(conventions, dataset), **described)
 
@@ -90,9 +90,12 @@ def _find_conventions(
     dataset: tf.data.Dataset,
     last_step: LastStep,
     missing: Mapping[str, float],
-    open_first: Callable[[], tf.data.Dataset],
+    open_parts: Sequence[Callable[[], tf.data.Dataset]],
 ) -> Conventions:
-    """Returns the conventions of a dataset, for which the first episodes that `open_first` opens are read."""
+    """Returns the conventions of a dataset, for which the first episodes of one of its parts are read.
+
+    This is the first part in which an episode can be read; it may end at one that is damaged.
+    """
     require_one_of("last_step", last_step, get_args(LastStep))
     require_missing(missing)
     spec = dataset.element_spec
@@ -101,8 +104,18 @@ def _find_conventions(
     if is_own or name.startswith(_D4RL_BUILDERS):  # rlds2reverb, and TFDS's builders for D4RL, write boundaries.
         return Conventions(name, BOUNDARY if last_step == AUTO else last_step, missing)
     names = (fields.ACTION, fields.REWARD, fields.IS_LAST)
-    rows = _read_rows(name, open_first().take(_MAX_EPISODES_COMPARED), ())
-    episodes = [{field: columns[field] for field in names if field in columns} for columns, _ in rows]
+    episodes: list[dict[str, Any]] = []
+    errors: list[SourceError] = []
+    for open_part in open_parts:
+        try:
+            for columns, _ in _read_rows(name, open_part().take(_MAX_EPISODES_COMPARED), ()):
+                episodes.append({field: columns[field] for field in names if field in columns})
+        except SourceError as error:
+            errors.append(error)
+        if episodes:
+            break
+    if errors and not episodes:
+        raise errors[0]
     has_ends = any(np.any(columns.get(fields.IS_LAST, True)) for columns in episodes)
     if last_step != AUTO:
         return Conventions(name, last_step, missing, has_ends)
@@ -233,7 +246,7 @@ def open_directory(
     if prepared.count() < 1:
         raise SourceError(f"{path}: the split {split!r} has no episodes; choose another")
     prepared.conventions = _find_conventions(
-        prepared.name, prepared.dataset, last_step, missing or {}, prepared.open_encoded
+        prepared.name, prepared.dataset, last_step, missing or {}, [prepared.open_encoded, prepared.open_rest]
     )
     count = prepared.count if len(prepared.ranges) == 1 else None
     described = _describe_conventions(prepared.conventions, prepared.dataset.element_spec)
@@ -277,6 +290,10 @@ class _PreparedEpisodes:
     def open_encoded(self) -> tf.data.Dataset:
         """Returns the RLDS dataset of the whole split, in which images are not decoded."""
         return self._open_once(False)
+
+    def open_rest(self) -> tf.data.Dataset:
+        """Returns the same without the first episode, which is skipped without reading it."""
+        return self.open_dataset(self._select(1, max(2, self.count())), image_decoding=False)
 
     def _open_once(self, image_decoding: bool) -> tf.data.Dataset:
         image_decoding = image_decoding or not self._make_skip_decoders()
@@ -356,8 +373,8 @@ class _PreparedEpisodes:
         if self.builder.info.file_format.value == ARRAY_RECORD:
             return read_array_records(self.builder.info.splits[split], self.builder.info.features, decoders)
         with self._split_errors(), hide_deprecations():
-            # One file after the other.
-            config = tfds.ReadConfig(interleave_cycle_length=1, assert_cardinality=False)
+            # One file after the other. After a damaged record, TFDS's cache would lack the rest of its file.
+            config = tfds.ReadConfig(interleave_cycle_length=1, assert_cardinality=False, try_autocache=False)
             return self.builder.as_dataset(split=split, decoders=decoders, read_config=config, shuffle_files=False)
 
     def _make_skip_decoders(self) -> dict[str, Any]:

@@ -106,12 +106,12 @@ def test_damaged_array_records_raise(prepared, tmp_path):
     first, second, third = sorted(tmp_path.glob("*array_record*"))
     third.write_bytes(second.read_bytes()[:1000])
     with pytest.raises(SourceError, match="is damaged at episode 5"):
-        load(tmp_path)
+        list(load(tmp_path))
     second.write_bytes(first.read_bytes())
     with pytest.raises(
         SourceError, match="is damaged at episode 2 .*a file must have 3 records as in shard_lengths, got 2"
     ):
-        load(tmp_path)
+        list(load(tmp_path))
 
 
 def test_missing_package_is_named(prepared, monkeypatch):
