@@ -74,7 +74,7 @@ def _open_episodes(name: str, paths: list[Path]) -> Source:
                 made = add_contradictions(made, {"length": facts})
             yield made
 
-    arrays = npz.list_arrays(paths[0])
+    arrays: frozenset[str] = next(filter(_has_columns, map(npz.list_arrays, paths)), frozenset())
     described: dict[str, Any] = {"unread": tuple(sorted(arrays - _USED))}
     described["warnings"] = () if fields.IS_TERMINAL in arrays else (_TERMINALS_LOST.format(name),)
     count = len(paths)
@@ -169,8 +169,8 @@ def _list_shards(folder: Path) -> list[Path]:
 def _is_folder(location: Any) -> bool:
     if not isinstance(location, Path) or not location.is_dir():
         return False
-    if first := next(iter(_list_files(location)), None):
-        return _has_columns(npz.list_arrays(first))
+    if files := _list_files(location):
+        return any(map(_has_columns, map(npz.list_arrays, files)))  # The first one may be damaged.
     shards = _list_shards(location)
     return bool(shards) and all(map(_is_file, shards))
 

@@ -90,6 +90,9 @@ def test_buffer_is_read_in_the_order_of_its_episodes(tmp_path):
     source = load(tmp_path)
     assert [episode.num_transitions for episode in source] == [1, 3, 11]
     assert "DrQ-v2 stores the discount 0 of terminal states as 1" in source.warnings[0]
+    (tmp_path / "20260101T000000_0_1.npz").write_bytes(b"damaged")
+    source = load(tmp_path, on_invalid="skip_episode")
+    assert [episode.num_transitions for episode in source] == [3, 11] and list(source.skipped) == [0]
 
 
 @pytest.mark.parametrize(
