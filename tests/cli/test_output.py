@@ -1,10 +1,15 @@
 """Messages of the library, in which the command line names its options."""
 
+import io
 import pickle
+import re
+import sys
+from types import SimpleNamespace
 
 import click
 import pytest
 
+from rlds2reverb.cli import output
 from rlds2reverb.cli.assignments import AssignmentOption
 from rlds2reverb.cli.output import describe_error, name_options
 from rlds2reverb.errors import ArgumentError, CheckpointError, Message
@@ -23,6 +28,22 @@ COMMAND = click.Command(
         click.Option(["--sequence-length"]),
     ],
 )
+
+
+class Screen(io.StringIO):
+    """A terminal."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("stream", "shown"), [(io.StringIO, "reading: 5 steps, 50 %, "), (Screen, "reading .* 50 % ")])
+def test_progress_of_a_stage_has_a_share_and_a_rate(stream, shown, monkeypatch):
+    monkeypatch.setattr(output, "SECS_BETWEEN_LINES", 0)
+    monkeypatch.setattr(sys, "stderr", stream())
+    with output.StepProgress(SimpleNamespace(num_rows=10, num_episodes=2)) as progress:
+        progress("reading", SimpleNamespace(num_transitions=5, index=0))
+    assert re.search(shown + r".*\d steps/s", sys.stderr.getvalue())
 
 
 @pytest.mark.parametrize(

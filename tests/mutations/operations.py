@@ -18,8 +18,10 @@ _COMPARISONS = {
 #: Functions whose arguments can be exchanged.
 _SYMMETRIC = {"max", "min", "maximum", "minimum", "array_equal", "logical_and", "logical_or", "union1d", "isclose"}
 #: Options that guard against mistakes of programmers, change only what Python prints of an object, or only speed.
-_UNSEEN = {"strict", "frozen", "repr", "copy", "flush", "maxsize"}
+_UNSEEN = {"strict", "frozen", "repr", "copy", "flush", "maxsize", "parallel_iterations"}
 _CLOCKS = {"monotonic", "perf_counter", "time", "sleep"}
+#: Ends of the names of constants that limit sizes and durations.
+_LIMITS = ("BYTES", "SECS")
 _Edit = tuple[ast.AST, str]
 
 
@@ -33,7 +35,8 @@ class Mutation:
       operation: a key of `OPERATIONS`.
       number: its number among those of the same operation in the function.
       source: the whole source with the fault.
-      places: the first and last line of the changed expression, of its function, and of all that contain this one.
+      places: the first and last line of the changed expression, of its function, of all that contain this one, and of
+        the module.
     """
 
     file: str
@@ -58,6 +61,14 @@ def _find_comparison(node: ast.AST) -> Iterator[_Edit]:
 
 def _reads_clock(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CLOCKS
+
+
+def _is_limit(comparison: ast.AST) -> bool:
+    """Returns whether a comparison by size has a constant of `_LIMITS` as a side."""
+    if not isinstance(comparison.ops[0], (ast.Lt, ast.LtE, ast.Gt, ast.GtE)):
+        return False
+    sides = (ast.unparse(side).rsplit(".", 1)[-1] for side in (comparison.left, comparison.comparators[0]))
+    return any(side.isupper() and side.endswith(_LIMITS) for side in sides)
 
 
 def _find_constant(node: ast.AST) -> Iterator[_Edit]:
@@ -131,7 +142,7 @@ def list_mutations(root: Path, file: str) -> Iterator[Mutation]:
     """Yields all mutations of a source that can still be compiled, and that a test could fairly notice.
 
     Left out are type annotations, the text of messages, the options `_UNSEEN`, how long a program sleeps, and what
-    happens at the very moment of a deadline: comparisons with a clock.
+    happens at the very moment of a deadline, or at the very byte of a limit: comparisons with a clock or with `_LIMITS`.
     """
     source = (root / file).read_bytes()
     starts = [0]
@@ -146,10 +157,12 @@ def list_mutations(root: Path, file: str) -> Iterator[Mutation]:
             for place, text in find(node):
                 number = numbers[function, operation]
                 numbers[function, operation] += 1
+                if operation == "comparison" and _is_limit(place):
+                    continue
                 first = starts[place.lineno - 1] + place.col_offset
                 last = starts[place.end_lineno - 1] + place.end_col_offset
                 changed = (source[:first] + text.encode() + source[last:]).decode()
-                places = [(part.lineno, part.end_lineno) for part in (place, *reversed(scopes))]
+                places = [(part.lineno, part.end_lineno) for part in (place, *reversed(scopes))] + [(1, len(starts))]
                 yield Mutation(file, function, operation, number, changed, places)
 
 

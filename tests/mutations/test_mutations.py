@@ -23,10 +23,11 @@ def test_names_of_faults_are_unique():
 
 SOURCE = """
 LIMIT = 3
+_MAX_BYTES = 4
 def scale(rows: int | None, factor=2.0, *, is_shifted=True):
     \"\"\"Adds 1.\"\"\"
     if rows < 0 and is_shifted:
-        check(rows, factor, strict=True)
+        check(rows, factor, is_large=rows > _MAX_BYTES, strict=True)
     time.sleep(1)
     return rows * factor - LIMIT
 """
@@ -38,6 +39,7 @@ def test_operations_make_one_change_each(tmp_path):
     changes = {name: set(source.splitlines()) - set(SOURCE.splitlines()) for name, source in made.items()}
     assert {name: line.strip() for name, (line,) in changes.items()} == {
         "scale.py: constant 0": "LIMIT = 4",
+        "scale.py: constant 1": "_MAX_BYTES = 5",
         "scale.py:scale default 0": "def scale(rows: int | None, factor=3.0, *, is_shifted=True):",
         "scale.py:scale default 1": "def scale(rows: int | None, factor=2.0, *, is_shifted=False):",
         "scale.py:scale condition 0": "if False:",
@@ -46,7 +48,7 @@ def test_operations_make_one_change_each(tmp_path):
         "scale.py:scale comparison 0": "if (rows <= 0) and is_shifted:",
         "scale.py:scale constant 0": "if rows < 1 and is_shifted:",
         "scale.py:scale call 0": "pass",
-        "scale.py:scale arguments 0": "check(factor, rows, strict=True)",
+        "scale.py:scale arguments 0": "check(factor, rows, is_large=rows > _MAX_BYTES, strict=True)",
         "scale.py:scale sign 0": "return (rows * factor + (LIMIT))",
     }
     assert {name.split()[-2] for name in made} == set(OPERATIONS)

@@ -24,21 +24,22 @@ def sample_ids(buffer, count=5):
 
 
 def test_restored_buffer_has_equal_contents_and_samples_identically(tmp_path):
-    with fill(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path, seed=3)) as buffer:
+    root = tmp_path / "a/b"
+    with fill(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=root, seed=3)) as buffer:
         path, expected = buffer.checkpoint(), get_content(buffer)
         assert path.is_dir()
         sampled = sample_ids(buffer)
         buffer.append(item(99))
-    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
+    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=root) as again:
         assert get_content(again) == expected and str(again.spec["obs"]) == "float32 [3]"
         assert sample_ids(again) == sampled
         assert again.append(item(8)) == "demo_8"
         second = again.checkpoint()
-    assert sorted(p.name for p in tmp_path.iterdir()) == [path.name, second.name]
-    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path, spec=item(0)) as third:
+    assert sorted(p.name for p in root.iterdir()) == [path.name, second.name]
+    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=root, spec=item(0)) as third:
         assert third.push_count == 9
         third.checkpoint()
-    assert len(list(tmp_path.glob("checkpoint-*"))) == 2
+    assert len(list(root.glob("checkpoint-*"))) == 2
 
 
 def test_loaded_state_samples_identically_after_the_trees_grew(tmp_path):

@@ -61,7 +61,8 @@ def test_batch_concatenates_the_steps_of_its_episodes():
 )
 def test_one_invalid_episode_makes_a_batch_invalid(position, field, step, value):
     all_steps = [episode(3, terminal=False) for _ in range(3)]
-    assert EpisodeBatch(make_episodes(all_steps)).is_valid(make_step_spec(all_steps[0]))
+    batch = EpisodeBatch(make_episodes(all_steps))
+    assert batch.is_valid(make_step_spec(all_steps[0])) and batch.is_valid()
     all_steps[position][field][step] = value
     assert find_errors(Episode(all_steps[position], 0))
     assert not EpisodeBatch(make_episodes(all_steps)).is_valid()

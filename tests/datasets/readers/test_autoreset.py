@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 
 from rlds2reverb import SourceError, check_dataset, ingest, load, write_dataset
 from rlds2reverb.cli import run
-from rlds2reverb.datasets.checks.resets import NEXT_STEP_CHECK, SAME_STEP_CHECK
+from rlds2reverb.datasets.checks.resets import NEXT_STEP_CHECK, SAME_STEP_CHECK, has_final_observation
 from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb.training.sources import open_data
 
@@ -235,3 +235,11 @@ def test_function_warns_when_it_has_been_read():
     source = load(lambda: iter(logs))
     with pytest.warns(RuntimeWarning, match=r"an episode begins with the reset .* \(autoreset='next_step'\)"):
         assert len(list(source)) == len(logs)
+
+
+@pytest.mark.parametrize(("number", "text", "expected"), [(0, b"", False), (1, b"", True), (0, b"x", True)])
+def test_blank_observation_of_a_terminal_state_is_unknown(number, text, expected):
+    observations = {"x": np.array([[1.5], [number]]), "text": np.array([b"a", text], object)}
+    log = {"observations": observations, "actions": np.zeros(1), "rewards": np.ones(1), "terminated": True}
+    (episode,) = load([log])
+    assert has_final_observation(episode) == expected

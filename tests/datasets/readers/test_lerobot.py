@@ -245,6 +245,16 @@ def change_shape(path, feature, shape):
     (path / "meta/info.json").write_text(json.dumps(info))
 
 
+def test_shapes_of_images_may_begin_with_the_channels(copy):
+    path, name = copy("v3.0/c2"), "observation.images.wrist"
+    info, spec = json.loads((path / "meta/info.json").read_text()), load(path).step_spec
+    height, width, channels = info["features"][name]["shape"]
+    for names in (["channels", "height", "width"], None):
+        info["features"][name] |= {"shape": [channels, height, width], "names": names}
+        (path / "meta/info.json").write_text(json.dumps(info))
+        assert load(path).step_spec == spec
+
+
 def test_shapes_that_differ_from_the_files_raise(copy):
     path = copy("v3.0/c2")
     for feature, shape, message in (

@@ -14,6 +14,12 @@ def test_observations_are_flattened_in_nest_order():
     assert flat.dtype == tf.float32
 
 
+def test_vectors_of_bounded_integers_are_categories_and_matrices_are_numbers():
+    for shape, expected in (([], 7), ([2], 14), ([2, 1], 2)):
+        spec = tensor_spec.BoundedTensorSpec(shape, tf.int64, -1, 5)
+        assert Observations(spec)(tf.zeros([1, *shape], tf.int64)).shape == (1, expected)
+
+
 def test_observations_are_normalised_field_by_field():
     observations = Observations(NEST, {"a": 1.0, "b": np.ones((2, 2))}, {"a": 2.0, "b": np.full((2, 2), 4.0)})
     normalised = observations({"b": tf.constant([[[1.0, 5], [9, 1]]]), "a": tf.constant([7])})
