@@ -14,7 +14,7 @@ import pytest
 from lazy_beam import convert_with_beam, make_options
 from written_directories import assert_same_files, assert_same_reports, write_hopper_with_nan
 
-from rlds2reverb import ReplayServer, TableConfig, TrajectoryEpisodes, ingest, sample_dataset
+from rlds2reverb import IngestOptions, ReplayServer, TableConfig, TrajectoryEpisodes, ingest, sample_dataset
 from rlds2reverb.datasets import load
 from rlds2reverb.datasets.transforms import CastFloats, NormalizeObservations, apply_transforms, parse_reward
 from rlds2reverb.errors import (
@@ -101,6 +101,16 @@ def test_several_files_become_shards(data, tmp_path):
 def test_data_in_memory_raise(source, tmp_path):
     with pytest.raises(TypeError, match="reads paths, addresses or names, which every worker can open, got a "):
         convert_with_beam(source, tmp_path / "beam", **small())
+
+
+def test_numbers_out_of_range_raise(tmp_path):
+    for name, options in (("num_shards", {"num_shards": -1}), ("part_bytes", {"part_bytes": 0})):
+        with pytest.raises(ValueError, match=f"{name} must be an integer >= 1, got"):
+            convert_with_beam("x.hdf5", tmp_path / "beam", **options)
+    with pytest.raises(ValueError, match="verify=True has no effect on Beam"):
+        convert_with_beam("x.hdf5", tmp_path / "beam", options=IngestOptions(verify=True))
+    with pytest.raises(ValueError, match="slice_bytes must be an integer >= 1, got 0"):
+        make_options(slice_bytes=0)
 
 
 def test_empty_shard_raises_before_anything_is_written(data, tmp_path):

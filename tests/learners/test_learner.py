@@ -235,9 +235,13 @@ def test_error_of_the_priority_sink_is_raised(tmp_path):
 
 @pytest.mark.drill("F27")
 def test_directory_of_a_running_learner_is_locked_until_it_closes(tmp_path):
-    with Learner(tmp_path, MeanAgent(), batches()):
+    with Learner(tmp_path, MeanAgent(), batches()) as learner:
         with pytest.raises(ResourceInUseError, match=f"in use by process {os.getpid()}"):
             Learner(tmp_path, MeanAgent(), batches())
+        with pytest.raises(RuntimeError, match="advance requires a running learner"):
+            learner.advance(1)
+        with learner.running(), pytest.raises(RuntimeError, match="the learner is already running"):
+            learner.start(1)
     Learner(tmp_path, MeanAgent(), batches()).close()
 
 
@@ -246,6 +250,7 @@ def test_directory_of_a_running_learner_is_locked_until_it_closes(tmp_path):
     [
         ({"dataset": [1]}, TypeError, "dataset must be a feed, .*, got a list"),
         ({"steps_per_call": 0}, ValueError, "steps_per_call must be an integer >= 1, got 0"),
+        ({"checkpoint_every_secs": -1}, ValueError, r"checkpoint_every_secs must be a number in \[0, inf\], got -1"),
         ({"keep_checkpoints": 0}, ValueError, "keep_checkpoints must be an integer >= 1, got 0"),
         ({"hooks": [print]}, TypeError, "hook must be a LearnerHook"),
         ({"priorities": RecordingSink()}, SpecMismatchError, "requires batches with keys"),

@@ -25,6 +25,7 @@ from rlds2reverb.adders import (
     returns,
 )
 from rlds2reverb.datasets.steps.goals import GoalDistribution, GoalSampling
+from rlds2reverb.datasets.steps.stores import build_store
 from rlds2reverb.datasets.writers.writing import write_dataset
 from rlds2reverb.envs import (
     ActionRepeat,
@@ -47,6 +48,7 @@ from rlds2reverb.learners.ensemble_fit import FitOptions
 from rlds2reverb.learners.hooks import EarlyStopHook, SaveCkptHook
 from rlds2reverb.replay import BufferConfig
 from rlds2reverb.reverb.sampling import SamplePlan
+from rlds2reverb.training.experiments import choose_placement
 from rlds2reverb.training.off_policy_evaluation import OffPolicySettings
 from rlds2reverb.types.tables import RateLimiter, Selector
 
@@ -118,6 +120,8 @@ CASES = [
     (RandomShift, {"max_shift": 1, "observation_spec": None}, {"max_shift": (0,), "seed": (-1, 2**32)}),
     (StoredItems, {"steps": None, "adder": None, "batch_size": 1}, {"batch_size": (0,), "seed": (-1, 2**31)}),
     (load, {"source": NEORL}, {"max_episode_steps": (0,)}),
+    (choose_placement, {}, {"jobs": (0,)}),
+    (build_store, {"source": None, "path": None}, {"num_workers": (-1,)}),
     (record_film, {"env": ENV, "policy": "random", "path": "x.gif"},
      {"num_episodes": (0,), "seed": (-1,), "images_per_sec": (0, 1001)}),
 ]  # fmt: skip
