@@ -25,6 +25,9 @@ _MAX_DRIFT = 0.25
 #: Maximum deviation of the bounds of a span in intervals: of its first frame and of the next span; and of
 #: `to_timestamp`, for which some writers use the time of the last frame.
 _MAX_OVERLAP, _MAX_END = 0.5, 1.5
+#: A keyframe is sought so many seconds earlier if decoding begins after a row: in open groups of pictures, frames just
+#: before a keyframe can only be decoded from the one before it.
+_GROUP_SECS = 10.0
 #: LeRobot's default quantisation of depth in metres.
 _DEPTH = {"depth_min": 0.01, "depth_max": 10.0, "shift": 3.5}
 _DEPTH_BITS = 12
@@ -141,9 +144,13 @@ def read_frames(
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
             _require_size((stream.codec_context.width, stream.codec_context.height), shape, where)
-            container.seek(int((times[0] - tolerance) / stream.time_base), stream=stream)
-            decoded = ((float(frame.pts * stream.time_base), frame) for frame in container.decode(stream))
-            for row, (errors[row], frame) in enumerate(_find_nearest(decoded, times)):
+            for start in (times[0] - tolerance, max(times[0] - _GROUP_SECS, 0), 0):
+                container.seek(int(start / stream.time_base), stream=stream)
+                decoded = ((float(frame.pts * stream.time_base), frame) for frame in container.decode(stream))
+                first = list(itertools.islice(decoded, 1))
+                if not first or first[0][0] <= times[0] + REPORTED_SECS:
+                    break
+            for row, (errors[row], frame) in enumerate(_find_nearest(itertools.chain(first, decoded), times)):
                 if errors[row] > tolerance:
                     break
                 _require_size((frame.width, frame.height), shape, f"{where}, step {row}")

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from lerobot_samples import CAMERA, SIZE, write_sample, write_video
+from lerobot_samples import CAMERA, SIZE, make_frames, write_sample, write_video
 
 from rlds2reverb import check_dataset, load
 from rlds2reverb.errors import SourceError
@@ -28,6 +28,18 @@ def test_rows_show_the_frames_of_their_span(tmp_path):
     source = load(write_sample(tmp_path / "x", LENGTHS))
     assert list(read_levels(source)) == [[*range(6)], [*range(6, 13)], [*range(13, 18)]]
     assert not list_videos(source)
+
+
+@pytest.mark.parametrize("group", [3, 5, 7])
+def test_frames_before_the_keyframe_of_an_open_group_are_found(tmp_path, group):
+    path = write_sample(tmp_path / "x", LENGTHS)
+    params = f"open-gop=1:b-adapt=0:keyint={group}:min-keyint={group}:scenecut=0"
+    video = path / f"videos/{CAMERA}/chunk-000/file-000.mp4"
+    write_video(video, make_frames(sum(LENGTHS)), 10, options={"bf": "4", "x264-params": params})
+    read = load(path).read
+    for index, start in enumerate((0, 6, 13)):
+        levels = next(read_levels(read(index, index + 1)))
+        assert levels == [*range(start, start + LENGTHS[index])]
 
 
 @pytest.mark.parametrize(
