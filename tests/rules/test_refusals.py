@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlds2reverb import errors, load, write_dataset
-from rlds2reverb.adders import Windows, check_adder, di_engine
+from rlds2reverb.adders import WindowAdder, Windows, check_adder, di_engine
 from rlds2reverb.datasets.steps.stores import MANIFEST, build_store, read_manifest
 from rlds2reverb.datasets.transforms import DropFields, apply_transforms
 from rlds2reverb.envs import (
@@ -90,6 +90,8 @@ def start_plan_in_a_run(folder):
 #: What is called with an empty folder, the error, and its message.
 REFUSALS = [
     (lambda _: check_adder(Windows(2), []), ValueError, "check_adder requires an episode with steps, got none"),
+    (lambda _: Windows(2).transform({}, 1), TypeError, "must be the last adder"),
+    (lambda _: WindowAdder().find_ranges(None), NotImplementedError, "WindowAdder must override find_ranges"),
     (lambda _: BoundedArraySpec((2,), F4, 1, 0), ValueError, "minimum must be <= maximum, got"),
     (lambda _: require_within([1], (SPEC, SPEC), name="x", advice="y"), errors.SpecMismatchError,
      "x must be a tuple of 2 values, got 1; y"),

@@ -278,6 +278,8 @@ def test_rewards_of_zero_and_one_tell_success(data):
     selected = load(data / LIFT, mapping={"select": {"success": True}})
     expected = [episode for episode in load(data / LIFT) if episode.is_terminal]
     assert_equal(selected, expected)
+    ends = [make_log(4, rewards=np.eye(4)[step]) for step in (1, 2, 3)]
+    assert [episode.total_reward for episode in read({"select": {"success": True}}, *ends)] == [1]
     with pytest.raises(SourceError, match="episode 0 must tell whether it succeeds"):
         list(load([make_log()], mapping={"select": {"success": True}}))
 
