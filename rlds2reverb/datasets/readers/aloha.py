@@ -114,8 +114,8 @@ def _list_files(folder: Path) -> list[Path]:
 
 
 def _choose_intact(paths: Sequence[Path]) -> Path:
-    """Returns the first file that is not damaged, or the first one if all are."""
-    for path in paths:
+    """Returns the first file that is not damaged, or the first one if the first ten are damaged or of another kind."""
+    for path in paths[:10]:
         with contextlib.suppress(SourceError):
             if _is_file(path):
                 return path
