@@ -38,7 +38,7 @@ _LIBRARIES = ["tensorflow_datasets", "rlds", "tf_agents.replay_buffers.reverb_ut
 #: Maximum seconds of the tests of a fault.
 _TIMEOUT_SECS = 300
 #: Maximum number of tests, and of their seconds, for a random fault.
-_MAX_TESTS, _MAX_SECS = 150, 60.0
+_MAX_TESTS, _MAX_SECS = 500, 60.0
 #: Tests of sources that run in programs, or of declarations that run on import, where calls are not recorded.
 _UNRECORDED = {
     "cli/": ["tests/cli/test_cli.py"],
@@ -112,8 +112,8 @@ def _select_tests(mutation: Mutation, executed: ExecutedLines) -> list[str]:
     """Returns tests that execute the expression, or else the function around it; and files of tests of its module.
 
     The latter are those of which no test is selected: their tests may run the module in programs. The tests of the
-    module's own file come first, then those of its folder; of each, one case of each test before further cases, the
-    fastest first.
+    module's own file come first, then those of its folder, and those that compare with records; of each, one case of
+    each test before further cases, the fastest first.
     """
     own, found = f"test_{Path(mutation.file).name}", set[str]()
     folder = f"tests/{mutation.file.removeprefix('rlds2reverb/').rpartition('/')[0]}/"
@@ -123,7 +123,8 @@ def _select_tests(mutation: Mutation, executed: ExecutedLines) -> list[str]:
     for duration, test in sorted((executed.seconds[test], test) for test in found):
         file, _, function = test.partition("::")
         case = f"{file}::{function.partition('[')[0]}"
-        rank = 0 if Path(file).name == own else 1 if file.startswith(folder) else 2
+        is_near = file.startswith(folder) or Path(file).name.startswith("test_recorded_")
+        rank = 0 if Path(file).name == own else 1 if is_near else 2
         ranked.append((rank, cases[case], duration, test))
         cases[case] += 1
     tests: list[str] = []

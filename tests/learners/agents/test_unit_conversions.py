@@ -4,6 +4,7 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
 from rlds2reverb.learners.agents import BoundedActions, DiscreteActions, Observations
+from rlds2reverb.learners.agents.unit_conversions import count_categories
 
 NEST = {"b": tf.TensorSpec([2, 2], tf.float32, "b"), "a": tf.TensorSpec([], tf.int32, "a")}
 
@@ -18,6 +19,8 @@ def test_vectors_of_bounded_integers_are_categories_and_matrices_are_numbers():
     for shape, expected in (([], 7), ([2], 14), ([2, 1], 2)):
         spec = tensor_spec.BoundedTensorSpec(shape, tf.int64, -1, 5)
         assert Observations(spec)(tf.zeros([1, *shape], tf.int64)).shape == (1, expected)
+    for highest, expected in ((65_535, [65_536]), (65_536, None)):
+        assert count_categories(tensor_spec.BoundedTensorSpec([], tf.int64, 0, highest)) == expected
 
 
 def test_observations_are_normalised_field_by_field():
