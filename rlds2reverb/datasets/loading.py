@@ -184,7 +184,7 @@ def load(
         "image_decoding": None if image_decoding else False,
         "frame_stack": frame_stack,
         "done": done,
-        "cameras": None if cameras is None else tuple(cameras),
+        "cameras": None if cameras is None else (cameras,) if isinstance(cameras, str) else tuple(cameras),
         "tolerance_s": tolerance_s,
         "topics": topics,
         "data_dir": data_dir,

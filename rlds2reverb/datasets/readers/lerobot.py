@@ -89,13 +89,16 @@ def open_lerobot(
       SourceError: If metadata are missing, damaged or hostile, or there is no such split, column or camera; while
         iterating, if a file is missing or damaged, a video has no frame at a timestamp, or it has that of a different
         episode.
-      ValueError: If `done` is unknown, or `tolerance_s` is not a number >= 0.
+      ValueError: If `done` is unknown or without effect, or `tolerance_s` is not a number >= 0.
     """
     if tolerance_s is not None and not 0 <= tolerance_s < float("inf"):
         raise ArgumentError(f"must be a number >= 0, got {tolerance_s}", about="tolerance_s")
     if done is not None:
         require_one_of("done", done, DONE_MEANINGS)
     metadata = read_metadata(path)
+    if done is not None and DONE not in metadata.features:
+        sentence = f"requires the column {DONE}, which {path.name} does not contain; leave it out"
+        raise ArgumentError(sentence, about="done", value=done)
     if cameras is not None:
         metadata.features = _select_cameras(metadata, cameras)
     features = metadata.features

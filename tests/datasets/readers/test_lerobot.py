@@ -128,6 +128,8 @@ def test_done_alone_is_assumed_to_be_terminal_with_a_warning(samples):
     assert not load(samples / "v3.0/c3").warnings
     with pytest.raises(ValueError, match="done"):
         load(samples / "v3.0/c3", done="maybe")
+    with pytest.raises(ValueError, match="done='terminal' requires the column next.done, which c2 does not contain"):
+        load(samples / "v3.0/c2", done="terminal")
 
 
 def test_done_without_success_is_assumed_to_be_truncated_with_a_warning(copy):
@@ -345,7 +347,7 @@ def test_missing_pyav_raises_naming_the_extra(samples, monkeypatch):
 def test_other_cameras_are_not_decoded(samples, monkeypatch, capsys):
     expected = list(load(samples / "v3.0/c2"))
     monkeypatch.setitem(sys.modules, "av", None)
-    for cameras in (["wrist"], ["observation.images.wrist"], []):
+    for cameras in (["wrist"], "wrist", ["observation.images.wrist"], []):
         source = load(samples / "v3.0/c2", cameras=cameras)
         for read, other in zip(source, expected, strict=True):
             observation = other.steps["observation"]
