@@ -3,13 +3,14 @@
 import functools
 import json
 import pickle
+from types import SimpleNamespace
 
 import pytest
 
 from rlds2reverb.cli import run
 from rlds2reverb.cli.main import name_command_options
 from rlds2reverb.errors import ArgumentError, Message
-from rlds2reverb.training import TrainingConfig, training
+from rlds2reverb.training import TrainingConfig, experiments, training
 from rlds2reverb.training.placement import run_here
 from rlds2reverb.training.plans import plan_seeds
 from rlds2reverb.training.progress import Progress
@@ -93,6 +94,27 @@ def test_errors_of_several_runs_are_one_sentence_and_nothing_is_written(call, co
     code, out, err = call(*command, *arguments, "--run-dir", "runs", "--seeds", 2)
     assert (code, out) == (1, "") and message in err and len(err.splitlines()) == 1
     assert not (tmp_path / "runs" / "plan.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_complete", "failures", "code", "shown"),
+    [
+        ("SIGTERM", False, {}, 75, "stopped by SIGTERM; run the same command to continue"),
+        ("SIGTERM", True, {}, 0, "stopped by SIGTERM; all runs are complete"),
+        ("", True, {"seed_0": "broken"}, 2, "wrote runs/summary.json"),
+        ("", True, {}, 0, "wrote runs/summary.json"),
+    ],
+)
+def test_end_of_several_runs_has_a_code_and_advice(
+    call, command, monkeypatch, reason, is_complete, failures, code, shown
+):
+    attributes = {"stop_reason": reason, "is_complete": is_complete, "failures": failures}
+    experiment = SimpleNamespace(**attributes, as_dict=lambda: attributes)
+    monkeypatch.setattr(experiments, "run_plan", lambda plan, run_dir, place: experiment)
+    got, out, _ = call(*command, "--run-dir", "runs", "--seeds", 2)
+    assert got == code and out.splitlines()[-1] == shown and out.startswith(str(experiment))
+    got, out, _ = call(*command, "--run-dir", "runs", "--seeds", 2, "--json")
+    assert got == code and json.loads(out) == attributes
 
 
 def test_custom_parts_that_cannot_be_used_are_one_sentence(call, data, tmp_path):
