@@ -36,11 +36,11 @@ def collect(logs):
     return statistics
 
 
-@pytest.mark.slow
 def test_sample_of_a_dataset_without_steps_is_empty():
     assert [len(column) for column in step_sample.StepSampler().finish()] == [0] * 5
 
 
+@pytest.mark.slow
 def test_report_shows_returns_lengths_and_ends(figures, drawn):
     logs = [make_log(1, 2, terminated=True), make_log(3), make_log(1, 1, 1)]
     report_source(logs, reference_returns=(0, 10))
