@@ -302,7 +302,7 @@ class ClusterTraining(Closing):
         shown, ended = 0.0, None
         while not signals:
             self._require_running()
-            status, task = self.status(), self.task_state()
+            task, status = self.task_state(), self.status()  # In this order, so that the last policy is not missed.
             if time.monotonic() - shown > (_POLL_SECS if self._progress.is_live else _LINE_SECS):
                 shown = time.monotonic()
                 self._progress.show(format_status(status, self.config))
