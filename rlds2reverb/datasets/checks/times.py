@@ -95,7 +95,8 @@ class Times:
                 rate = known
             found[number] = 1 / rate
             index = block.get_index(block.positions[start])
-            rates[rate].add_counts(stop - start, 1, index, None)
+            if not (intervals[start + 1 : stop] <= 0).any():  # Otherwise, the order of the times is wrong.
+                rates[rate].add_counts(stop - start, 1, index, None)
         return found
 
     def find_contradicting_rates(self) -> dict[str, float]:

@@ -314,6 +314,10 @@ def test_messages_about_rates_state_both(tmp_path):
     run_at_half_rate(data)
     (finding,) = [found for found in check_dataset(make_source(data)) if found.check == "contradicting-rate"]
     assert finding.message == "the times run at 5 Hz, but fps in the metadata is 10"
+    data[0]["fps"] = 10
+    data[2]["timestamp"] = data[2]["timestamp"][np.random.default_rng(0).permutation(len(data[2]["timestamp"]))]
+    found = {one.check: one for one in check_dataset(make_source(data)) if "timestamp" in one.field}
+    assert {*found} == {"timestamps-not-increasing", "contradicting-rate"} and found["contradicting-rate"].episode == 0
     joined = [make_episodes("arm"), make_episodes("arm")]
     fill_all("timestamp", ALL, scale(2))(joined[1])
     sources = [replace(make_source(part), metadata={"fps": fps}) for part, fps in zip(joined, (10, 5), strict=True)]
