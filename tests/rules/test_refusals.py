@@ -1,6 +1,10 @@
 """The rule: what cannot be used is refused at once, by an error that names it."""
 
+import json
 import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import h5py
@@ -24,6 +28,7 @@ from rlds2reverb.learners import load_run
 from rlds2reverb.learners.feeds import split_experience_and_info
 from rlds2reverb.reverb.client import table_infos
 from rlds2reverb.reverb.client.chunk_tensors import raw_content, read_spec
+from rlds2reverb.reverb.client.samples import decode_column
 from rlds2reverb.reverb.wire.message_encoding import numpy_dtype
 from rlds2reverb.reverb.wire.protobuf import read_varint
 from rlds2reverb.system.sealed_files import save_json
@@ -36,6 +41,7 @@ from rlds2reverb.types.mixtures import require_same_items
 from rlds2reverb.types.specs import ArraySpec
 from rlds2reverb.types.tables import RateLimiter, TableConfig
 
+DATA = Path(__file__).parents[1] / "data"
 F4 = np.dtype(np.float32)
 SPEC = ArraySpec((2,), F4)
 LOG = {"observations": np.zeros((4, 2), np.float32), "actions": np.zeros((3, 1)), "rewards": np.zeros(3)}
@@ -62,10 +68,34 @@ def prepare_cluster(source=None, **options):
     return lambda folder: prepare(source, ONLINE.replace(**options), folder, 1, Progress(quiet=True))
 
 
-def write_store(folder, **changes):
-    build_store(load([LOG]), folder / "store")
-    save_json(folder / "store" / MANIFEST, changes)
-    read_manifest(folder / "store")
+def write_store(folder, *, keeps_rest=False, **changes):
+    path = folder / "store"
+    build_store(load([LOG]), path)
+    save_json(path / MANIFEST, {**(read_manifest(path) if keeps_rest else {}), **changes})
+    read_manifest(path)
+
+
+def build_over_a_document(folder):
+    save_json(folder / MANIFEST, {"a": 1})
+    build_store(load([LOG]), folder)
+
+
+def plot_an_empty_run(folder):
+    save_json(folder / "config.json", {"algo": "bc"})
+    load_run(folder).plot(folder / "curve.png")
+
+
+def load_lerobot(folder, *, split=None, **changes):
+    path = shutil.copytree(DATA / "formats/lerobot/v3.0/c3", folder / "c3") / "meta/info.json"
+    info = json.loads(path.read_text())
+    info |= {key: value(info[key]) if callable(value) else value for key, value in changes.items()}
+    path.write_text(json.dumps(info))
+    load(folder / "c3", split=split)
+
+
+def decode(squeeze=False, **changes):
+    piece = {"chunk_key": 1, "index": 0, "offset": 0, "length": 1, **changes}
+    return decode_column(SimpleNamespace(chunk_slices=[SimpleNamespace(**piece)], squeeze=squeeze), {})
 
 
 def write_evaluations(folder):
@@ -125,6 +155,18 @@ REFUSALS = [
     (lambda _: di_engine.Adder.get_gae([{"value": np.zeros(2), "reward": 0.0, "done": False}], np.zeros(3), 0.9, 0.9), ValueError,
      "last_value must have as many numbers as a value, 2, got 3"),
     (lambda folder: write_store(folder, version=1), errors.CorruptFileError, f"{MANIFEST} is not that of a store"),
+    (lambda folder: write_store(folder, keeps_rest=True, version=-1), errors.SourceError, "is a store of version -1"),
+    (build_over_a_document, errors.SourceError, "is neither a store nor empty; pass a different directory"),
+    (plot_an_empty_run, ValueError, "has logged nothing yet; there is nothing to draw"),
+    (lambda folder: load_lerobot(folder, splits={"none": "3:3"}, split="none"), errors.SourceError,
+     "the split 'none' (3:3) has no episodes; choose another"),
+    (lambda folder: load_lerobot(folder, features=lambda all: {key: all[key] for key in all if key != "action"}),
+     errors.SourceError, "has no columns 'action.*'; it has "),
+    (lambda folder: write_dataset(load([LOG], mapping={"describe": {"observation": "gif"}}), folder / "x/1.0.0", format="rlds"),
+     ValueError, "the encoding of 'observation' must be png, jpeg or text, got 'gif'"),
+    (lambda folder: write_dataset([{**LOG, "observations": np.zeros((4, 0, 3))}], folder / "x-v0", format="minari"),
+     errors.SourceError, "must not be empty for Minari"),
+    (lambda _: decode(), ValueError, "it refers to a missing chunk"),
     (lambda _: read_spec(1, b"\xff"), ValueError, "a tensor has no valid shape ("),
     (lambda _: read_spec(1, b""), ValueError, "a tensor has type 1 and shape []"),
     (lambda _: raw_content(b"\x05abc", 4), ValueError, "is damaged (it has 5 bytes, expected 4)"),
