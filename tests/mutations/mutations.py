@@ -48,7 +48,7 @@ _UNRECORDED = {
         "tests/adders/test_ingest_adders.py",
     ],
     "rlds2reverb/reverb/process/": [f"tests/reverb/server/test_{name}.py" for name in ("process", "replay_server")],
-    "training/cluster/": ["tests/training/cluster"],
+    "training/cluster/": ["tests/training/cluster/test_*.py"],
     "training/config.py": ["tests/rules/test_run_identity.py", "tests/rules/test_options_are_applied.py"],
     "training/placement.py": ["tests/training/test_experiments.py"],
 }
@@ -133,7 +133,8 @@ def _select_tests(mutation: Mutation, executed: ExecutedLines) -> list[str]:
             tests.append(test)
             secs += duration
     files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob(own))
-    files += next((others for place, others in _UNRECORDED.items() if mutation.file.startswith(place)), [])
+    patterns = next((others for place, others in _UNRECORDED.items() if mutation.file.startswith(place)), [])
+    files += [str(path.relative_to(ROOT)) for pattern in patterns for path in sorted(ROOT.glob(pattern))]
     files.append("tests/rules/test_recorded_signatures.py")  # Defaults are executed on import.
     return [*tests, *(file for file in files if not any(test.startswith(f"{file}::") for test in tests))]
 
