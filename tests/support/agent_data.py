@@ -142,8 +142,8 @@ def change(option):
         return option.default * 0.5 if option.default else 0.3
     if option.type == "two numbers":
         return tuple(0.5 * bound for bound in option.default)
-    if option.type == "integer":
-        return max(option.default or 0, option.limits.min) + 1
+    if option.type == "integer" and option.default is not None:  # Otherwise the number creates other variables.
+        return max(option.default, option.limits.min) + 1
     return not option.default if option.type == "boolean" else None
 
 
