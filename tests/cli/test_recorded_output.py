@@ -62,14 +62,16 @@ def run_command(command, *arguments):
     )
 
 
-def make_documents(name, folder):
-    """Returns what commands print for a kind of sources, or of written datasets."""
+def make_documents(name, folder, written=WRITTEN):
+    """Returns what commands print for a kind of sources, or for some written datasets."""
     printed = ""
     for arguments in SOURCES.get(name, ()):
         path, *options = arguments.split()
         printed += run_command("inspect", str(DATA / path), *options)
         printed += run_command("validate", str(DATA / path), *(options if "--reference-returns" not in options else ()))
     for number, arguments in enumerate(WRITTEN if name == "written" else ()):
+        if arguments not in written:
+            continue
         (source, *options), target = arguments.split(), str(folder / f"written-v{number}")
         printed += run_command("convert", str(DATA / source), "--out", target, *options)
         printed += run_command("inspect", target) + run_command("validate", target) if Path(target).exists() else ""
@@ -86,6 +88,11 @@ def make_documents(name, folder):
 @pytest.mark.parametrize("name", mark_slow_except({*SOURCES} - {"rlds"}, [*SOURCES, "written"]))
 def test_commands_print_what_is_recorded(name, tmp_path):
     assert make_documents(name, tmp_path) == (FOLDER / f"{name}.txt").read_text()
+
+
+def test_commands_on_items_print_what_is_recorded(tmp_path):
+    (items,) = (arguments for arguments in WRITTEN if "--n-step" in arguments)
+    assert make_documents("written", tmp_path, [items]) in (FOLDER / "written.txt").read_text()
 
 
 if __name__ == "__main__":
