@@ -90,7 +90,7 @@ def test_commands_print_what_is_recorded(name, tmp_path):
     assert make_documents(name, tmp_path) == (FOLDER / f"{name}.txt").read_text()
 
 
-def test_commands_on_items_print_what_is_recorded(tmp_path):
+def test_commands_print_recorded_facts_about_items(tmp_path):
     (items,) = (arguments for arguments in WRITTEN if "--n-step" in arguments)
     assert make_documents("written", tmp_path, [items]) in (FOLDER / "written.txt").read_text()
 

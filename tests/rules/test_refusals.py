@@ -191,6 +191,6 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("call", "error", "message"), REFUSALS, ids=[message for *_, message in REFUSALS])
-def test_what_cannot_be_used_is_refused(call, error, message, tmp_path):
+def test_unusable_values_raise(call, error, message, tmp_path):
     with pytest.raises(error, match=re.escape(message)):
         call(tmp_path)

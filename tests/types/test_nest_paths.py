@@ -3,5 +3,5 @@
 from rlds2reverb.types.nest_paths import list_paths
 
 
-def test_paths_are_those_of_parts_in_dicts():
+def test_parts_in_dicts_have_paths():
     assert list_paths({"b": (1, {"c": 2}), "a": {"y": 3, "x": {"z": 4}}}) == ["a", "a.x", "a.x.z", "a.y", "b"]

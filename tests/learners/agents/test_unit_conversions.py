@@ -15,7 +15,7 @@ def test_observations_are_flattened_in_nest_order():
     assert flat.dtype == tf.float32
 
 
-def test_vectors_of_bounded_integers_are_categories_and_matrices_are_numbers():
+def test_vectors_of_bounded_integers_are_categories():
     for shape, expected in (([], 7), ([2], 14), ([2, 1], 2)):
         spec = tensor_spec.BoundedTensorSpec(shape, tf.int64, -1, 5)
         assert Observations(spec)(tf.zeros([1, *shape], tf.int64)).shape == (1, expected)

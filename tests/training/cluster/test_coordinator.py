@@ -230,7 +230,7 @@ def test_learn_info_and_policy_reach_the_status(coordinator):
     assert status["loss"] == 0.25 and status["policy_step"] == 7
 
 
-def test_updates_are_not_counted_again_when_a_learner_continues_from_an_earlier_step(tmp_path, monkeypatch):
+def test_updates_of_a_restarted_learner_are_counted_once(tmp_path, monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     coordinator = make_coordinator(tmp_path)

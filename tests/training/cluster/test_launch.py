@@ -39,7 +39,7 @@ def ray(monkeypatch):
     return ray
 
 
-def test_run_trains_on_the_dataset_and_on_what_is_collected(ray, tmp_path, monkeypatch):
+def test_run_trains_on_a_dataset_and_collected_items(ray, tmp_path, monkeypatch):
     added = []
 
     def change_collectors(status, config):
@@ -127,7 +127,7 @@ class Failing(Waiting):
         (None, "KeyError: 'x'", RuntimeError, "^the learner failed: KeyError: 'x'$"),
     ],
 )
-def test_errors_of_processes_are_those_of_the_run(ray, tmp_path, monkeypatch, error, reason, kind, message):
+def test_errors_of_processes_end_the_run(ray, tmp_path, monkeypatch, error, reason, kind, message):
     monkeypatch.setattr(Replay, "error", error)
     monkeypatch.setattr(Failing, "reason", reason)
     parts = {"ReplayActor": Replay, "LearnerActor": Failing, "EvaluatorActor": Waiting, "CollectorActor": Waiting}
