@@ -91,8 +91,8 @@ def test_commands_print_what_is_recorded(name, tmp_path):
 
 
 def test_commands_print_recorded_facts_about_items(tmp_path):
-    (items,) = (arguments for arguments in WRITTEN if "--n-step" in arguments)
-    assert make_documents("written", tmp_path, [items]) in (FOLDER / "written.txt").read_text()
+    items = [arguments for arguments in WRITTEN if arguments.startswith(SMALL) and "--format" not in arguments]
+    assert len(items) == 2 and make_documents("written", tmp_path, items) in (FOLDER / "written.txt").read_text()
 
 
 if __name__ == "__main__":
