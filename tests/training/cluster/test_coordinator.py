@@ -51,12 +51,16 @@ def test_tasks_are_handed_out_one_after_another(coordinator):
     assert coordinator.next_task("learner")["name"] == "second"
 
 
-def test_state_of_a_task_follows_the_reports(coordinator):
+def test_state_of_a_task_follows_the_reports_and_is_saved(coordinator, tmp_path):
+    def get_states():
+        return [one.task_state("train")["state"] for one in (coordinator, make_coordinator(tmp_path))]
+
     coordinator.submit(TASK)
-    assert coordinator.task_state("train")["state"] == "waiting"
+    assert get_states() == ["waiting"] * 2
     coordinator.next_task("learner")
-    assert coordinator.task_state("train")["state"] == "running"
+    assert get_states() == ["running"] * 2
     coordinator.report_task("train", "failed", 3, "ValueError: no")
+    assert get_states() == ["failed"] * 2
     assert coordinator.task_state("train") == {
         "state": "failed", "learner": "learner", "step": 3, "reason": "ValueError: no"
     }  # fmt: skip
