@@ -47,7 +47,7 @@ PROGRAM = textwrap.dedent(
         data, "td3_bc", folder + "/run", steps=4, batch_size=4, env="Pendulum-v1", eval_episodes=2, eval_every=4,
         eval_max_episode_steps=3, progress=False,
     )
-    assert len(run.evaluations["step"]) == 1
+    assert list(run.evaluations["step"]) == [0, 4]
     with load_environment("Pendulum-v1", num_parallel=2, parallel_options={"num_workers": 2}) as envs:
         assert envs.reset().observation.shape == (2, 3)
     try:

@@ -34,7 +34,8 @@ from .storage import DATA_ERRORS, WorkFolder, copy_to_disk, expand_locations, is
 RUNNERS = {"direct": "FnApiRunner", "flink": "FlinkRunner", "spark": "SparkRunner", "dataflow": "DataflowRunner"}
 _SLICE_BYTES = 64 << 20
 #: The attributes of a `Source` that workers return.
-_DESCRIPTION = ("name", "kind", "num_rows", "num_episodes", "warnings", "unread", "descriptions", "full_metadata")
+_DESCRIPTION = ("name", "kind", "num_rows", "num_episodes", "warnings", "unread", "descriptions", "full_metadata",
+                "statistics")  # fmt: skip
 
 
 @dataclass(frozen=True)

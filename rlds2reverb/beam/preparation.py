@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice
@@ -79,20 +78,23 @@ def prepare_with_beam(
             scans = workers.map("scan", job.scan, dataset.slices)
             if None not in scans:
                 break
-        counts, left_out = Counter[str](), LeftOut()
+        written = job.open_episodes(opened)
         for scan in scans:
-            counts.update(scan["counts"])
-            left_out.merge_left_out(LeftOut(**scan["left_out"]))
-        if not counts["episodes"]:
+            written.counts.update(scan["counts"])
+            written.ends.update(scan["ends"])
+            written.left_out.merge_left_out(LeftOut(**scan["left_out"]))
+        if not written.counts["episodes"]:
             raise no_episode_error(opened.name)
         shards = _plan_shards([scan["sizes"] for scan in scans], shard_bytes)
         workers.map("written", job.write_shard, shards)
         with atomic_output(path) as partial:
             partial.mkdir()
             files = [(Path(work.location) / shard.name, shard.num_episodes, shard.num_bytes) for shard in shards]
-            finish_rlds(partial, files, step_spec, opened, location=path, features=described)
+            options: Any = {"features": described, "has_final_steps": has_final_steps}
+            sentences = finish_rlds(partial, files, step_spec, opened, location=path, **options)
             num_bytes = sum(file.stat().st_size for file in partial.iterdir())
-    return make_report(opened, path, "rlds", counts, num_bytes=num_bytes, warnings=left_out.describe_left_out())
+    warnings = (*written.make_warnings(), *sentences)
+    return make_report(opened, path, "rlds", written.counts, num_bytes=num_bytes, warnings=warnings)
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,8 @@ class _Job:
             sizes = [len(record) for record in self._encode(episodes)]
         except UnknownFinalObservationError:
             return None
-        return {"counts": episodes.counts, "left_out": asdict(episodes.left_out), "sizes": sizes}
+        facts = {"counts": episodes.counts, "ends": episodes.ends, "left_out": asdict(episodes.left_out)}
+        return {**facts, "sizes": sizes}
 
     def write_shard(self, shard: _Shard) -> None:
         """Writes a file."""
@@ -144,7 +147,10 @@ class _Job:
         return encode_records(episodes, self.step_spec, self.metadata_spec, self.features)
 
     def _valid_episodes(self, part: Slice) -> WrittenEpisodes:
-        source = Source("", "", lambda: self.dataset.read(part))
+        return self.open_episodes(Source("", "", lambda: self.dataset.read(part)))
+
+    def open_episodes(self, source: Source) -> WrittenEpisodes:
+        """Returns the episodes of a source, as they are written; nothing is read yet."""
         options: Any = {"step_spec": self.step_spec, "may_be_empty": True, "has_final_steps": self.has_final_steps}
         return WrittenEpisodes(source, FORMAT_LIMITS["rlds"], on_invalid=self.on_invalid, **options)
 

@@ -66,7 +66,7 @@ class Block:
         names = [
             name
             for name in OPTIONAL_PACKAGES
-            if re.search(rf"^\s*(?:import|from) {name}\b|\b{name}\.", self.code, re.M)
+            if re.search(rf"^\s*(?:import|from) {name}\b|\b{name}\.|\bruns/{name}\b", self.code, re.M)
         ]
         return [name for name in names if find_spec(name) is None]
 

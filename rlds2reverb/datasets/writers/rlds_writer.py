@@ -65,10 +65,8 @@ def write_rlds(
     described = require_features(source.descriptions, step_spec)
     directory.mkdir()
     shards = _write_shards(directory, encode_records(batches, step_spec, metadata_spec, described), shard_bytes)
-    finish_rlds(directory, shards, step_spec, source, location=location, features=described)
-    if not find_changes(step_spec, described, has_final_steps=batches.has_final_steps):
-        return ()
-    return (Message("Octo and OpenVLA read this dataset differently; write it in their layout", mapping=OCTO),)
+    options: Any = {"features": described, "has_final_steps": batches.has_final_steps}
+    return finish_rlds(directory, shards, step_spec, source, location=location, **options)
 
 
 def finish_rlds(
@@ -79,7 +77,8 @@ def finish_rlds(
     *,
     location: Path,
     features: Features,
-) -> None:
+    has_final_steps: bool,
+) -> tuple[str, ...]:
     """Moves files of episodes into a directory, and writes the files that describe them.
 
     Args:
@@ -89,6 +88,10 @@ def finish_rlds(
       source: see `write_rlds`.
       location: see `write_rlds`.
       features: descriptions that were checked.
+      has_final_steps: see `WrittenEpisodes`.
+
+    Returns:
+      Sentences for the report.
     """
     name, version = _choose_name(location)
     split = {
@@ -105,6 +108,9 @@ def finish_rlds(
     if metadata := source.full_metadata:
         _save_json(directory / "metadata.json", metadata)
     _save_json(directory / "dataset_info.json", info)
+    if not find_changes(step_spec, features, has_final_steps=has_final_steps):
+        return ()
+    return (Message("Octo and OpenVLA read this dataset differently; write it in their layout", mapping=OCTO),)
 
 
 def _choose_name(location: Path) -> tuple[str, str]:

@@ -128,7 +128,9 @@ class WrittenEpisodes:
         self.left_out = LeftOut()
         self._source, self._limits, self._on_invalid, self._progress = source, limits, on_invalid, isolate(progress)
         self._checks_discounts = not limits.has_discounts and not recompute_discounts
-        self._num_unterminated = self._num_unknown = self._num_known = self._num_copied = 0
+        #: Numbers of episodes by how they end: 'unterminated', and with final observations that are 'unknown', 'known'
+        #: although truncated, or 'copied'.
+        self.ends = Counter[str]()
         self._ends_unterminated = False
 
     def __iter__(self) -> Iterator[EpisodeBatch]:
@@ -163,20 +165,20 @@ class WrittenEpisodes:
             dropped = 0
         left_out = replace(left_out, dropped_last_transition=dropped, unbootstrapped=unbootstrapped)
         warnings = list(left_out.describe_left_out())
-        if self._num_copied:
+        if self.ends["copied"]:
             warnings.append(
-                f"{name} requires final observations: {self._num_copied:,} terminal episodes, in which it is unknown, "
-                "end in a copy of their last observation"
+                f"{name} requires final observations: {self.ends['copied']:,} terminal episodes, in which it is "
+                "unknown, end in a copy of their last observation"
             )
-        if self._limits.loss and self._num_known:
-            warnings.append(f"{self._limits.loss} ({self._num_known:,} episodes)")
+        if self._limits.loss and self.ends["known"]:
+            warnings.append(f"{self._limits.loss} ({self.ends['known']:,} episodes)")
         elif not self._limits.loss and not self.has_final_steps:
-            known = self.counts["episodes"] - self._num_unknown
+            known = self.counts["episodes"] - self.ends["unknown"]
             warnings.append(
-                f"the final observations of {self._num_unknown:,} episodes are unknown, so that the last row of every "
-                "episode is its last action" + f"; those of the other {known:,} are not written" * bool(known)
+                f"the final observations of {self.ends['unknown']:,} episodes are unknown, so that the last row of "
+                "every episode is its last action" + f"; those of the other {known:,} are not written" * bool(known)
             )
-        num_closed = self._num_unterminated - self._ends_unterminated
+        num_closed = self.ends["unterminated"] - self._ends_unterminated
         if num_closed and not self._limits.has_episodes:
             warnings.append(
                 f"{num_closed:,} unterminated episodes are marked as truncated, because in {name} only the last "
@@ -257,10 +259,10 @@ class WrittenEpisodes:
         for episode in batch.episodes:
             is_unknown = not episode.is_end_known
             self.counts["transitions"] += self._count_transitions(episode)
-            self._num_unterminated += episode.unterminated
-            self._num_unknown += is_unknown
-            self._num_known += not is_unknown and not episode.is_terminal
-            self._num_copied += self.has_final_steps and is_unknown and episode.is_terminal
+            self.ends["unterminated"] += episode.unterminated
+            self.ends["unknown"] += is_unknown
+            self.ends["known"] += not is_unknown and not episode.is_terminal
+            self.ends["copied"] += self.has_final_steps and is_unknown and episode.is_terminal
         self._ends_unterminated = batch.episodes[-1].unterminated
 
 
