@@ -368,8 +368,9 @@ def test_blocking_rate_limiter_raises():
 
 def test_source_damaged_in_the_middle_raises(data):
     with make_server(data / "malformed/rlds/ok_control") as server:
+        damaged = load(data / "malformed/rlds/truncated_tfrecord", last_step="transition")
         with pytest.raises(SourceError, match="is damaged at episode 1"):
-            ingest(data / "malformed/rlds/truncated_tfrecord", server.address, "items")
+            ingest(damaged, server.address, "items")
         assert server.client.server_info(timeout=10)["items"].current_size == 0
 
 

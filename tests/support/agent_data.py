@@ -132,6 +132,7 @@ def small_networks(name):
 def change_hyperparameters(name):
     """Returns different values of the hyperparameters that do not change the shapes of variables."""
     of_shapes = {*small_networks(name), "latent_size", "num_critics", "representation_size"}
+    of_shapes |= {"num_samples"} if name == "fql" else set()  # It creates a different actor.
     declared = {key: option for key, option in get_hyperparameters(name).items() if key not in of_shapes}
     return {key: value for key, option in declared.items() if (value := change(option)) is not None}
 
@@ -142,8 +143,8 @@ def change(option):
         return option.default * 0.5 if option.default else 0.3
     if option.type == "two numbers":
         return tuple(0.5 * bound for bound in option.default)
-    if option.type == "integer" and option.default is not None:  # Otherwise the number creates other variables.
-        return max(option.default, option.limits.min) + 1
+    if option.type == "integer":
+        return max(option.default or 0, option.limits.min) + 1
     return not option.default if option.type == "boolean" else None
 
 
