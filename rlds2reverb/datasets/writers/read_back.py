@@ -112,7 +112,8 @@ class _Rows:
             pairs |= {"/".join(path): (value, known.get(path)) for path, value in leaves(self._original.metadata)}
         for name, (expected, found) in pairs.items():
             if found is None or not np.array_equal(expected, found):
-                raise SourceError(f"{self._where}: {name!r} is {found!r:.80} instead of {expected!r:.80}")
+                got, wanted = (np.asarray(value).tolist() for value in (found, expected))
+                raise SourceError(f"{self._where}: {name!r} is {got!r:.80} instead of {wanted!r:.80}")
 
 
 def _is_label(column: np.ndarray, found: np.ndarray) -> bool:

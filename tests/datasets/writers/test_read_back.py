@@ -67,7 +67,7 @@ def require_difference(logs, others, folder, format, message):
 @pytest.mark.parametrize("format", ["rlds", "minari"])
 def test_metadata_that_differ_raise(tmp_path, format):
     logs = [replace(next(iter(load([make_log()]))), metadata={"level": np.int64(level)}) for level in (3, 4)]
-    require_difference(logs[:1], logs[1:], tmp_path, format, r"'level' is \S*3\S* instead of 4")
+    require_difference(logs[:1], logs[1:], tmp_path, format, r"'level' is 3 instead of 4")
 
 
 def test_lossy_images_are_reported(data, tmp_path):
