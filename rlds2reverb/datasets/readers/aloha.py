@@ -114,7 +114,7 @@ def _list_files(folder: Path) -> list[Path]:
 
 
 def _choose_intact(paths: Sequence[Path]) -> Path:
-    """Returns the first file that is not damaged, or the first one if the first ten are damaged or of another kind."""
+    """Returns the first of the first ten files that is an intact one of ALOHA, or else the first one."""
     for path in paths[:10]:
         with contextlib.suppress(SourceError):
             if _is_file(path):
