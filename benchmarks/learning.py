@@ -1,6 +1,7 @@
 """Trains every agent on every dataset with several seeds, and prints a table of the results.
 
     python benchmarks/learning.py DATA [--algos iql bc_10] [--seeds 3] [--jobs 2] [--out runs] [--record docs/results]
+    python benchmarks/learning.py DATA --datasets pendulum_mixed-v2 --algos iql --steps 10000 --online 20000
 
 DATA is a directory of D4RL files with `ref_scores.json`. Interrupted runs are continued, and complete ones are not
 repeated; --jobs trains several at a time. The table contains the mean return of the data; the
@@ -82,19 +83,22 @@ def plan(
     *,
     seeds: int,
     steps: int,
+    online: tuple[int, int | None],
     hidden_sizes: list[int] | None,
     jit_compile: bool,
 ) -> list[PlannedRun]:
-    """Returns the runs of all variants on all datasets."""
+    """Returns the runs of all variants on all datasets; `online` are environment steps, and those of warm-up."""
     sizes = {} if hidden_sizes is None else {"hidden_sizes": hidden_sizes}
-    every = max(steps // 20, 1)
+    every = max((steps + online[0]) // 20, 1)
     options = {
         **{"steps": steps, "eval_every": every, "log_every": every, "checkpoint_every": steps},
+        **({"online_steps": online[0]} if online[0] else {}),
+        **({} if online[1] is None else {"warmup_steps": online[1]}),
         **{"reference_returns": str(data / "ref_scores.json"), "jit_compile": jit_compile},
     }
     runs: list[PlannedRun] = []
     for dataset in datasets:
-        recipe = None if dataset in CONSTANT_RETURN else "iql_locomotion"
+        recipe = None if dataset in CONSTANT_RETURN or online[0] else "iql_locomotion"
         chosen = {
             name: {**VARIANTS[name], **({"reward": recipe} if name.startswith(("iql", "xql")) else {})}
             for name in variants
@@ -146,6 +150,8 @@ def main() -> None:
     parser.add_argument("--algos", nargs="+", default=list(VARIANTS), choices=sorted(VARIANTS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--online", type=int, default=0, help="number of environment steps after these updates")
+    parser.add_argument("--warmup-steps", type=int, help="number of environment steps before the first online update")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs"))
     parser.add_argument("--hidden-sizes", type=int, nargs="+", help="sizes of the layers of all agents")
@@ -160,6 +166,7 @@ def main() -> None:
         arguments.algos,
         seeds=arguments.seeds,
         steps=arguments.steps,
+        online=(arguments.online, arguments.warmup_steps),
         hidden_sizes=arguments.hidden_sizes,
         jit_compile=arguments.jit_compile,
     )
@@ -173,7 +180,7 @@ def main() -> None:
         print(f"{name} failed: {reason}")
     if arguments.record is not None:
         sizes = arguments.hidden_sizes or []
-        suffix = f"_{'x'.join(map(str, sizes))}" if sizes else ""
+        suffix = "_online" if arguments.online else f"_{'x'.join(map(str, sizes))}" if sizes else ""
         record_evaluations(experiment, arguments.data, arguments.record, suffix=suffix)
 
 
