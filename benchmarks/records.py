@@ -81,8 +81,9 @@ def record(section: str, task: str, rate: float, unit: str, ratios: Sequence[flo
 
 
 def _describe_command() -> str:
-    """Returns the command of this process without --record."""
-    arguments = re.sub(r"--record \S+ ?", "", " ".join(sys.argv[1:]))
+    """Returns the command of this process, with names for absolute paths, and without where it writes."""
+    names = [Path(argument).name if Path(argument).is_absolute() else argument for argument in sys.argv[1:]]
+    arguments = re.sub(r"--(record|out) \S+ ?", "", " ".join(names))
     return f"python benchmarks/{Path(sys.argv[0]).name} {arguments}".strip()
 
 
