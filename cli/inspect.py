@@ -30,7 +30,7 @@ from .number_types import seconds
 from .options import GroupedCommand, reference_option, report_option, require_unused
 from .output import json_option
 from .quiet import quiet_imports, status
-from .reading import READING_NAMES, open_source, reading_options
+from .reading import READING_NAMES, open_readable, reading_options
 
 if TYPE_CHECKING:
     from rlds2reverb.learners.runs import Run
@@ -102,7 +102,7 @@ def inspect(
         else:
             _inspect_directory(src, as_json=as_json)
         return OK
-    source = open_source({**options, "source": src})
+    source = open_readable({**options, "source": src})
     if drop_fields:
         source, _ = apply_transforms(source, [DropFields(drop_fields)])
     if isinstance(reference_returns, str) and reference_returns != D4RL:
@@ -112,32 +112,38 @@ def inspect(
     find_reference_returns(source, **scores)  # Raises before the dataset is read.
     statistics = DatasetStatistics(source, has_sample=report_path is not None)
     with output.StepProgress(source) as progress:
-        statistics.read(progress, "read")
+        statistics.read(progress, "read", counts_skipped=True)
     if report_path is not None:
         with status(f"writing {report_path}"), quiet_imports():
             from rlds2reverb.training.reports.dataset_report import report_statistics
 
             report = report_statistics(statistics, report_path, **scores)
         _print_report(report, report_path, as_json=as_json)
-        return OK
-    unreadable = [error for error in statistics.errors if error.field == FILES]
-    if statistics.error or (unreadable and not statistics.parts.counts["episodes"]):
-        raise statistics.error or SourceError(unreadable[0].message)
+        if statistics.error:
+            output.fail(output.describe_error(statistics.error))
+    else:
+        _print_summary(statistics, scores, as_json=as_json)
+    if unreadable := [error for error in statistics.errors if error.field == FILES]:
+        are_left_out = f"{output.count(statistics.num_unreadable, 'episode')} cannot be read, and left out above"
+        output.fail(f"{are_left_out}; rlds2reverb validate lists them: {output.name_options(str(unreadable[0]))}")
+    return INVALID_DATA if unreadable or statistics.error else OK
+
+
+def _print_summary(statistics: DatasetStatistics, scores: dict[str, Any], *, as_json: bool) -> None:
+    source = statistics.source
+    if statistics.error or (statistics.errors and not statistics.parts.counts["episodes"]):
+        raise statistics.error or SourceError(statistics.errors[0].message)
     summary, findings = statistics.parts.finish(source, **scores), statistics.findings
     if as_json:
         mapped = {name: rows for name, rows in source.statistics.items() if name == "mapping"}
         output.print_json({**summary.as_dict(), **mapped, "findings": [asdict(finding) for finding in findings]})
-    else:
-        unprinted = tuple(sentence for sentence in summary.warnings if sentence not in source.warnings)
-        shown = str(replace(summary, warnings=unprinted))
-        print(output.escape_controls(output.add_mapping(shown, source.statistics)))
-        if findings:
-            names = ", ".join(dict.fromkeys(f"{finding.check} ({finding.severity})" for finding in findings))
-            print(f"\nfindings: {names}; see rlds2reverb validate")
-    if unreadable:
-        are_left_out = f"{output.count(statistics.num_unreadable, 'episode')} cannot be read, and left out above"
-        output.fail(f"{are_left_out}; rlds2reverb validate lists them: {output.name_options(str(unreadable[0]))}")
-    return INVALID_DATA if unreadable else OK
+        return
+    unprinted = tuple(sentence for sentence in summary.warnings if sentence not in source.warnings)
+    shown = str(replace(summary, warnings=unprinted))
+    print(output.escape_controls(output.add_mapping(shown, source.statistics)))
+    if findings:
+        names = ", ".join(dict.fromkeys(f"{finding.check} ({finding.severity})" for finding in findings))
+        print(f"\nfindings: {names}; see rlds2reverb validate")
 
 
 def _is_run(location: str) -> bool:

@@ -12,7 +12,9 @@ import click
 
 from rlds2reverb.datasets import Source, load
 from rlds2reverb.datasets.loading import FORMATS
+from rlds2reverb.datasets.mapping.mapping import DatasetMapping
 from rlds2reverb.datasets.readers.rlds_conventions import require_missing
+from rlds2reverb.datasets.valid_episodes import skip_invalid
 from rlds2reverb.learners.option_declarations import read_descriptions
 from rlds2reverb.system.text import suggest
 from rlds2reverb.types.locations import expand_path, server_address
@@ -186,6 +188,15 @@ def open_source(options: dict[str, Any]) -> Source:
     for warning in source.warnings:
         warn(warning)
     return source
+
+
+def open_readable(options: dict[str, Any]) -> Source:
+    """Opens the same source without the episodes that cannot be read, which its `skipped` lists.
+
+    They are left out before the mapping, as by `load`, because what it selects cannot be read by number.
+    """
+    source = skip_invalid(open_source({**options, "mapping": None}), keeps_invalid=True)
+    return source if options["mapping"] is None else DatasetMapping.parse(options["mapping"]).apply(source)
 
 
 def get_load_arguments(options: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from .options import (
 )
 from .output import json_option
 from .quiet import quiet_imports, status
-from .reading import READING_NAMES, open_source, reading_options
+from .reading import READING_NAMES, open_readable, reading_options
 
 _NEVER = "never"
 #: Options that change what is read, but not what `--fix` copies.
@@ -170,13 +170,13 @@ def _write_report(result: _Result, path: Path) -> None:
 def _check(options: dict[str, Any], max_errors: int, *, has_sample: bool) -> _Result:
     result = _Result()
     try:
-        opened = open_source(options)
+        opened = open_readable(options)
         result.warnings = opened.warnings
         source, fitted = apply_transforms(opened, make_transforms(options))
         result.transform_notes = tuple(fitted.get("notes", ()))
         result.statistics = DatasetStatistics(source, max_errors=max_errors, has_sample=has_sample)
         with output.StepProgress(source) as progress:
-            result.statistics.read(progress, "check")
+            result.statistics.read(progress, "check", counts_skipped=True)
         if result.statistics.error:
             raise result.statistics.error
         if not result.statistics.num_unreadable:

@@ -25,7 +25,7 @@ class DatasetStatistics:
     Attributes:
       source: the dataset.
       parts: the summary of its episodes.
-      errors: the first errors found.
+      errors: the first errors found, of which those of episodes that cannot be read come first.
       num_errors: number of errors found.
       num_unreadable: number of episodes among them that cannot be read.
       invalid: positions of the first episodes with errors.
@@ -49,17 +49,19 @@ class DatasetStatistics:
         self._max_errors, self._checks = max_errors, DatasetChecks(source)
         self._step_spec: Nest = None
 
-    def read(self, progress: ProgressCallback, stage: str) -> None:
+    def read(self, progress: ProgressCallback, stage: str, *, counts_skipped: bool = False) -> None:
         """Reads the dataset to its end, and shows each episode as a part of a stage.
 
         An episode that cannot be read is an error; in a source that can only be read from the first episode, it is the
-        error at which reading ends.
+        error at which reading ends. With `counts_skipped`, the episodes that the source leaves out are errors, too.
         """
         errors: list[SourceError] = []
         episodes = read_until_error(read_readable(self.source, self._add_unreadable), errors)
         for batch in batch_episodes(show_progress(episodes, progress, stage)):
             self.add_batch(batch)
         self.error = errors[0] if errors else None
+        for error in (self.source.skipped or {}).values() if counts_skipped else ():
+            self._add_unreadable(error)
 
     def add_batch(self, batch: EpisodeBatch) -> None:
         """Adds the next episodes, valid or not."""
@@ -80,8 +82,9 @@ class DatasetStatistics:
         return self._checks.finish()
 
     def _add_unreadable(self, error: ErrorFinding) -> None:
+        self.errors.insert(self.num_unreadable, error)
+        del self.errors[self._max_errors :]
         self.num_errors, self.num_unreadable = self.num_errors + 1, self.num_unreadable + 1
-        self.errors += [error][: max(0, self._max_errors - len(self.errors))]
 
     def _find_errors(self, batch: EpisodeBatch, position: int) -> None:
         for number, episode in enumerate(batch.episodes, position):

@@ -35,7 +35,7 @@ def read_readable(
         try:
             for episode in source.read(first, end):
                 yield episode
-                first += 1
+                first = max(first, episode.index) + 1
             return
         except UnusableSourceError:
             raise
@@ -43,7 +43,7 @@ def read_readable(
             repeats = repeats + 1 if str(error) == reason else 0
             reason = str(error)
             if repeats == _MAX_REPEATS:
-                raise
+                raise UnusableSourceError(reason) from error
             on_error(ErrorFinding(first, None, FILES, str(error)))
             first += 1
 

@@ -117,18 +117,25 @@ def test_episodes_are_selected_among_those_that_can_be_read(path, select, kept, 
     assert report.episodes == len(kept)
 
 
-def test_validate_and_inspect_continue_and_count(path, capsys):
-    assert run(["validate", str(path), "--json"]) == 2
+@pytest.mark.parametrize("mapping", [{}, {"select": {"length": [1, None]}, "rename": {"action": "action.arm"}}])
+def test_validate_and_inspect_continue_and_count(path, mapping, tmp_path, capsys):
+    (tmp_path / "map.json").write_text(json.dumps(mapping))
+    options = [str(path), *(["--map", str(tmp_path / "map.json")] if mapping else [])]
+    assert run(["validate", *options, "--json", "--normalize-observations"]) == 2
     result = json.loads(capsys.readouterr().out)
     assert (result["episodes"], result["num_errors"]) == (3, 3)
-    assert sorted(error["episode"] for error in result["errors"]) == [1, 3, 4]
+    # The selected episodes have new numbers, those that cannot be read keep theirs.
+    assert [error["episode"] for error in result["errors"]] == [1, 3, 2 if mapping else 4]
     assert result["source_error"] is None
     assert (
         "2 episodes cannot be read, and are not checked; convert and train leave them out with" in result["notes"][-1]
     )
-    assert run(["inspect", str(path)]) == 2
-    captured = capsys.readouterr()
-    assert "episodes" in captured.out and "2 episodes cannot be read, and left out above" in captured.err
+    page = tmp_path / "page.html"
+    for shown in ([], ["--report", str(page)]):
+        assert run(["inspect", *options, *shown]) == 2
+        captured = capsys.readouterr()
+        assert captured.out and "2 episodes cannot be read, and left out above" in captured.err
+    assert "episode 1" in page.read_text()
     with pytest.raises(SourceError):
         check_dataset(load(path))
     assert all(found.severity == "info" for found in check_dataset(load(path, on_invalid="skip_episode")))

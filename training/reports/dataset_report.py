@@ -12,6 +12,7 @@ import numpy as np
 from rlds2reverb.datasets import Finding, Source, load
 from rlds2reverb.datasets.dataset_statistics import DatasetStatistics
 from rlds2reverb.datasets.summary import Summary, describe_unterminated, find_reference_returns
+from rlds2reverb.datasets.valid_episodes import read_readable
 from rlds2reverb.errors import SourceError
 from rlds2reverb.types import fields
 from rlds2reverb.types.episodes import Episode
@@ -161,7 +162,7 @@ def draw_place(episode: Episode, step: int | None, field_names: Iterable[str] = 
 def _find_episodes(source: Source, indices: set[int]) -> Iterable[Episode]:
     """Yields the episodes with these indices, as far as the source can be read."""
     with suppress(SourceError):
-        for episode in source.read() if indices else ():
+        for episode in read_readable(source, lambda _: None) if indices else ():
             if episode.index in indices:
                 indices.remove(episode.index)
                 yield episode

@@ -100,7 +100,7 @@ def test_report_ends_where_the_source_cannot_be_read_again():
     statistics = DatasetStatistics(make_source(black_at=20))
     statistics.read(lambda stage, episode: None, "read")
 
-    def read():
+    def read(*bounds):
         raise SourceError("the file is gone")
 
     statistics.source = replace(statistics.source, read=read)
