@@ -416,6 +416,27 @@ def test_minari_with_nested_spaces_is_read(tmp_path, monkeypatch):
     assert second.steps["action"]["move"].tolist() == [[0] * 3, [1] * 3, [0] * 3]
 
 
+def test_damage_blocks_one_episode_of_minari_and_none_without_the_field(tmp_path):
+    images = np.zeros((4, 32, 32, 3), np.uint8)
+    observations = {"front": images, "wrist": {"left": images}, "state": np.zeros((4, 2), np.float32)}
+    log = {"observations": observations, "actions": np.zeros((3, 1)), "rewards": np.zeros(3), "terminated": True}
+    write_dataset([log] * 4, tmp_path / "x-v0", format="minari")
+    with h5py.File(tmp_path / "x-v0/data/main_data.hdf5", "a") as file:
+        file["episode_1/observations/front"][2] = np.zeros(9, np.uint8)
+        del file["episode_2/observations/wrist/left"]
+        file.create_dataset("episode_2/observations/wrist/left", (4,), h5py.vlen_dtype(np.uint8), chunks=(4,))
+        file.create_dataset("episode_0/infos/unread", (4, 2), "f4", chunks=(1, 2))
+    source = load(tmp_path / "x-v0")
+    with pytest.raises(SourceError, match="episode 1: .*front': the image must be a PNG.* leave it out"):
+        list(source)
+    assert [episode.index for episode in load(source, on_invalid="skip_episode")] == [0, 3]
+    for paths, kept in (("observation/front",), [0, 1, 3]), (("observation/wrist", "observation/front"), [0, 1, 2, 3]):
+        dropped, _ = apply_transforms(load(source, on_invalid="skip_episode"), [DropFields(paths)])
+        assert [episode.index for episode in dropped] == kept
+        names = {*observations} - {path.partition("/")[2] for path in paths}
+        assert all(episode.steps["observation"].keys() == names for episode in dropped)
+
+
 # --- in memory
 
 

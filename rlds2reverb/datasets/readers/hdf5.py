@@ -344,6 +344,16 @@ def require_plausible_size(where: str, stored_bytes: int, declared_bytes: int) -
 
 def require_safe(datasets: Collection[h5py.Dataset], where: str) -> None:
     """Raises `SourceError` if datasets refer to other files, in total exceed a limit, or are incomplete."""
+    require_bounded(datasets, where)
+    for missing in filter(None, map(_count_missing_chunks, datasets)):
+        raise SourceError(
+            f"{where} is missing {missing:,} of its chunks, because it was not written completely; write it again, "
+            "zeros included"
+        )
+
+
+def require_bounded(datasets: Collection[h5py.Dataset], where: str) -> None:
+    """Raises `SourceError` if datasets refer to other files, or in total exceed a limit."""
     for dataset in datasets:
         _require_own_data(dataset, where)
     declared = sum(_declared_bytes(dataset) for dataset in datasets)
@@ -357,12 +367,6 @@ def require_safe(datasets: Collection[h5py.Dataset], where: str) -> None:
         if largest > MAX_CHUNK_BYTES:
             raise SourceError(
                 f"{where} has rows or chunks of {format_bytes(largest)}; the limit is {format_bytes(MAX_CHUNK_BYTES)}"
-            )
-        missing = _count_missing_chunks(dataset)
-        if missing:
-            raise SourceError(
-                f"{where} is missing {missing:,} of its chunks, because it was not written completely; write it again, "
-                "zeros included"
             )
 
 

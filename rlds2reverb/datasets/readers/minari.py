@@ -21,10 +21,11 @@ from rlds2reverb.types.specs import map_structure
 
 from ..formats import Format
 from ..source import Source, identify_files
+from ..steps.image_files import decode_image
 from ..writers.minari_spaces import is_unbounded
 from . import hdf5
 from .agreement import add_contradictions, require_agreement
-from .columns import as_columns, as_flags, make_log_episode
+from .columns import ColumnReader, Paths, as_columns, as_flags, make_log_episode
 from .d4rl import require_new_names
 from .episode_metadata import make_metadata
 from .json_files import read_json
@@ -112,10 +113,14 @@ def open_minari(
         tuple(name for name in _list_infos(directory) if name not in extra_fields),
     )
     selected = range(total) if indices is None else indices
+
+    def read(left_out: Paths, first: int, stop: int | None) -> Iterator[Episode]:
+        return _read_episodes(directory, storage, selected[first:stop], tuple(extra_fields), first, left_out)
+
     source = Source(
         name,
         "minari",
-        lambda first=0, stop=None: _read_episodes(directory, storage, selected[first:stop], tuple(extra_fields), first),
+        ColumnReader(read, lambda: _list_paths(storage.observation_space) if storage.FORMAT == "hdf5" else ()).read,
         count=lambda: len(selected),
         num_episodes=len(selected),
         num_rows=metadata["total_steps"] if len(selected) == total else None,
@@ -177,17 +182,18 @@ def _download_if_missing(name: str) -> Path:
 
 
 def _read_episodes(
-    directory: Path, storage: Any, indices: Sequence[int], extra_fields: Sequence[str], first: int
+    directory: Path, storage: Any, indices: Sequence[int], extra_fields: Sequence[str], first: int, left_out: Paths
 ) -> Iterator[Episode]:
     """Yields the episodes with these indices in the files, numbered from `first`."""
     episodes: Iterator[tuple[dict[str, Any], dict[str, Any]]] | None = None
     for index in range(first, first + len(indices)):
         try:
             if episodes is None:
-                episodes = zip(storage.get_episodes(indices), storage.get_episode_metadata(indices), strict=True)
+                loaded = _load_episodes(storage, indices, extra_fields, left_out)
+                episodes = zip(loaded, storage.get_episode_metadata(indices), strict=True)
             episode, metadata = next(episodes)
         except Exception as error:  # minari raises AssertionError and lets through any error of numpy and h5py.
-            reason = f"{type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, SourceError) else f"{type(error).__name__}: {error}"
             raise SourceError(f"{directory} is damaged at episode {index}: {reason}") from error
         where = f"{directory.name}: episode {index}"
         extras = {name: _select_info(episode["infos"], name, where) for name in extra_fields}
@@ -198,6 +204,59 @@ def _read_episodes(
             made, seed=None if seed is None else int(seed), metadata=make_metadata(metadata, RESERVED_OF_EPISODES)
         )
         yield add_contradictions(made, {"length": stated})
+
+
+def _load_episodes(
+    storage: Any, indices: Sequence[int], extra_fields: Sequence[str], left_out: Paths
+) -> Iterator[dict[str, Any]]:
+    """Yields what `storage.get_episodes` does; from HDF5 files, only what is needed is read."""
+    if storage.FORMAT != "hdf5":
+        yield from storage.get_episodes(indices)
+        return
+    with hdf5.open_hdf5(storage.data_path / "main_data.hdf5") as file:
+        for index in indices:
+            group: Any = hdf5.open_member(file, f"episode_{index}")
+            infos = hdf5.open_member(group, "infos") or {}
+            yield {
+                "infos": {name: _load(infos, name, None) if name in extra_fields else None for name in infos},
+                "observations": _load(group, "observations", storage.observation_space, left_out),
+                "actions": _load(group, "actions", storage.action_space),
+                **{name: _load(group, name, None) for name in ("rewards", "terminations", "truncations")},
+            }
+
+
+def _load(group: Any, name: str, space: Any, left_out: Paths = frozenset()) -> Any:
+    """Returns a column of a group, or a nest of columns like the space, if there is one."""
+    from gymnasium import spaces
+    from minari.dataset.minari_storage import is_image_space
+
+    member: Any = hdf5.open_member(group, name)
+    if isinstance(space, spaces.Tuple):
+        return tuple(_load(member, f"_index_{place}", part) for place, part in enumerate(space.spaces))
+    if isinstance(member, h5py.Group):
+        names = [name for name in hdf5.list_names(member) if (name,) not in left_out]
+        inner = {name: frozenset(path[1:] for path in left_out if path[0] == name) for name in names}
+        nest = {name: _load(member, name, None if space is None else space[name], inner[name]) for name in names}
+        return {name: part for name, part in nest.items() if not isinstance(part, dict) or part}
+    where = hdf5.describe_member(group, name)
+    if member is None:
+        raise SourceError(f"{where} is missing")
+    hdf5.require_safe([member], where)
+    if space is None or not is_image_space(space):
+        return member[()]
+    try:
+        images = np.stack([decode_image(bytes(file)) for file in member[()]])
+    except ValueError as error:
+        raise SourceError(f"{where}: {error}; copy or download it again, or leave it out", DropFields=...) from error
+    return images[..., 0] if len(space.shape) == 2 else images
+
+
+def _list_paths(space: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yields the paths of the columns in nested dicts of spaces; a tuple is one column."""
+    from gymnasium import spaces
+
+    for name, part in space.items() if isinstance(space, spaces.Dict) else ():
+        yield from _list_paths(part, (*above, name)) if isinstance(part, spaces.Dict) else [(*above, name)]
 
 
 def _select_info(infos: Any, name: str, where: str) -> Any:
@@ -248,12 +307,12 @@ def _fit_rows(column: np.ndarray, num_steps: int, where: str) -> np.ndarray:
 
 
 def _check_file(path: Path) -> list[Any]:
-    """Checks every object that minari will open in a file, and returns the length of each episode, if stated."""
+    """Returns the stated length of each episode, or None; refuses references to other files, and excessive sizes."""
     with hdf5.open_hdf5(path) as file:
         datasets = [member for _, member in hdf5.walk(file) if isinstance(member, h5py.Dataset)]
         for dataset in datasets:
-            hdf5.require_safe([dataset], f"{path.name}: '{dataset.name}'")
-        hdf5.require_safe(datasets, f"{path.name}: all columns together")
+            hdf5.require_bounded([dataset], f"{path.name}: '{dataset.name}'")
+        hdf5.require_bounded(datasets, f"{path.name}: all columns together")
         names = [name for name in hdf5.list_names(file) if name.startswith("episode_")]
         return [file[name].attrs.get("total_steps") for name in names]
 
@@ -262,7 +321,8 @@ def _list_infos(directory: Path) -> list[str]:
     """Returns the names of the infos of the first episode, if the data are in HDF5 files."""
     for path in sorted((directory / "data").glob("*.hdf5"))[:1]:
         with hdf5.open_hdf5(path) as file:
-            return list(dict.fromkeys(column[0] for column in hdf5.list_columns(file, "episode_0/infos")))
+            with contextlib.suppress(SourceError):  # The error of the episode is raised instead.
+                return list(dict.fromkeys(column[0] for column in hdf5.list_columns(file, "episode_0/infos")))
     return []
 
 
