@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import tensorflow_datasets as tfds
@@ -33,6 +34,13 @@ def hide_deprecations() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(_is_no_deprecation)
+
+
+def decode_only(features: Any, decoders: dict[str, Any]) -> Any:
+    """Returns the decoders with which only these features are read, which TFDS cannot select in nested datasets."""
+    partial: Any = tfds.decode.PartialDecoding(features, decoders)
+    partial.extract_features = lambda _: features
+    return partial
 
 
 @contextmanager

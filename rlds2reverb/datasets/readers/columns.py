@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,12 +40,17 @@ class ColumnReader:
 
     def without(self, dropped: Sequence[str]) -> tuple[ColumnReader, list[str]]:
         """Returns a reader that does not read some fields, and the paths of those among them that it has read."""
-        known = {"/".join((fields.OBSERVATION, *path)): path for path in {*self.list_columns()} - self.left_out}
-        found = {path: [known[name] for name in known if f"{name}/".startswith(f"{path}/")] for path in dropped}
-        left_out = self.left_out.union(*found.values())
-        if left_out >= {*known.values()}:
+        known = {(fields.OBSERVATION, *path) for path in {*self.list_columns()} - self.left_out}
+        paths, columns = match_paths(dropped, known)
+        if columns >= known:
             return self, []
-        return replace(self, left_out=left_out), [path for path in dropped if found[path]]
+        return replace(self, left_out=self.left_out | {path[1:] for path in columns}), paths
+
+
+def match_paths(dropped: Sequence[str], known: Collection[tuple[str, ...]]) -> tuple[list[str], set[tuple[str, ...]]]:
+    """Returns the paths of fields to drop that are columns or groups of columns, and these columns."""
+    found = {path: {part for part in known if f"{'/'.join(part)}/".startswith(f"{path}/")} for path in dropped}
+    return [path for path in dropped if found[path]], set().union(*found.values())
 
 
 def as_columns(nest: Any, where: str) -> Any:

@@ -25,7 +25,7 @@ from rlds2reverb.types.episodes import Contradiction, Episode
 from ..formats import Format
 from ..source import Source, identify_files, split_metadata
 from .agreement import Facts, find_contradictions
-from .columns import as_flags, insert_column, make_log_episode, select_cameras
+from .columns import as_flags, insert_column, make_log_episode, match_paths, select_cameras
 from .d4rl import require_new_names
 from .json_files import as_dict
 from .lerobot_meta import (
@@ -259,12 +259,11 @@ class _EpisodeReader:
 
     def without(self, dropped: Sequence[str]) -> tuple[_EpisodeReader, list[str]]:
         """Returns a reader that does not read some fields, and the paths of those among them that it has read."""
-        joined = {name: "/".join(path) for name, path in self.paths.items()}
-        found = {name: [path for path in dropped if f"{joined[name]}/".startswith(f"{path}/")] for name in joined}
-        kept = {name: path for name, path in self.paths.items() if not found[name]}
+        paths, left_out = match_paths(dropped, self.paths.values())
+        kept = {name: path for name, path in self.paths.items() if path not in left_out}
         if {path[0] for path in kept.values()} >= {fields.OBSERVATION, fields.ACTION}:
             reader = _EpisodeReader(self._metadata, kept, self._done, self._tolerance_s)
-            return reader, list({path: None for paths in found.values() for path in paths})
+            return reader, paths
         return self, []
 
     def read(self, first: int = 0, stop: int | None = None) -> Iterator[Episode]:

@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from rlds2reverb.types.specs import leaves, path_name
 from ..formats import Format
 from ..source import Source, identify_files, split_metadata
 from .array_records import ARRAY_RECORD, read_array_records
+from .columns import Paths, match_paths
 from .json_files import as_dict, read_json
 from .rlds_conventions import (
     AUTO,
@@ -57,6 +58,8 @@ _D4RL_BUILDERS = "d4rl_"
 _BUILDER_NAME = re.compile(r"[a-z][a-z0-9_]{0,99}(/[A-Za-z0-9_.\-]{1,99})?(:\d{1,9}\.\d{1,9}\.\d{1,9})?")
 _VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
 _MAX_EPISODES_COMPARED = 16
+#: Fields whose last rows tell what last rows mean.
+_EVIDENCE = (fields.ACTION, fields.REWARD, fields.IS_LAST)
 #: TensorFlow's message for rows of different shapes, with the index of the field.
 _RAGGED = re.compile(r"batch tensors with different shapes in component (\d+)")
 
@@ -103,13 +106,12 @@ def _find_conventions(
     is_own = all(_is_scalar(spec, field, EPISODE_FIELDS[field]) for field in (UNTERMINATED, SEED))
     if is_own or name.startswith(_D4RL_BUILDERS):  # rlds2reverb, and TFDS's builders for D4RL, write boundaries.
         return Conventions(name, BOUNDARY if last_step == AUTO else last_step, missing)
-    names = (fields.ACTION, fields.REWARD, fields.IS_LAST)
     episodes: list[dict[str, Any]] = []
     errors: list[SourceError] = []
     for open_part in open_parts:
         try:
             for columns, _ in _read_rows(name, open_part().take(_MAX_EPISODES_COMPARED), ()):
-                episodes.append({field: columns[field] for field in names if field in columns})
+                episodes.append({field: columns[field] for field in _EVIDENCE if field in columns})
         except SourceError as error:
             errors.append(error)
         if episodes:
@@ -197,7 +199,11 @@ def _read_rows(
             ) from error
         # The message without the names of TensorFlow's graph nodes.
         reason = re.sub(r"\{\{.*?\}\}|\[Op:.*", "", str(error.message).splitlines()[0]).replace("'", "").strip()
-        raise SourceError(f"{name} is damaged at episode {index} ({reason}); copy or prepare it again") from error
+        advice = "" if isinstance(error, tf.errors.DataLossError) else ", or leave out a damaged field"
+        raise SourceError(
+            f"{name} is damaged at episode {index} ({reason}); copy or prepare it again{advice}",
+            **({"DropFields": ...} if advice else {}),
+        ) from error
 
 
 def _is_readable(spec: Any) -> bool:
@@ -246,7 +252,7 @@ def open_directory(
     if prepared.count() < 1:
         raise SourceError(f"{path}: the split {split!r} has no episodes; choose another")
     prepared.conventions = _find_conventions(
-        prepared.name, prepared.dataset, last_step, missing or {}, [prepared.open_encoded, prepared.open_rest]
+        prepared.name, prepared.dataset, last_step, missing or {}, [prepared.open_evidence, prepared.open_rest]
     )
     count = prepared.count if len(prepared.ranges) == 1 else None
     described = _describe_conventions(prepared.conventions, prepared.dataset.element_spec)
@@ -269,9 +275,17 @@ class _PreparedEpisodes:
       conventions: the conventions of its rows, to be set before `read`.
     """
 
-    def __init__(self, path: Path, split: str, *, image_decoding: bool = True, conventions: Conventions | None = None):
+    def __init__(
+        self,
+        path: Path,
+        split: str,
+        *,
+        image_decoding: bool = True,
+        conventions: Conventions | None = None,
+        left_out: Paths = frozenset(),
+    ):
         """Opens the dataset, whose files must have been checked; see `open_directory` for the errors."""
-        self._path, self._split, self._image_decoding = path, split, image_decoding
+        self._path, self._split, self._image_decoding, self._left_out = path, split, image_decoding, left_out
         self.builder = _open_builder_directory(path)
         self._datasets: dict[bool, tf.data.Dataset] = {}  # By whether images are decoded; copies share them.
         info = self.builder.info
@@ -279,21 +293,47 @@ class _PreparedEpisodes:
         self.conventions = Conventions(self.name, BOUNDARY) if conventions is None else conventions
 
     def __reduce__(self) -> Any:
-        options = {"image_decoding": self._image_decoding, "conventions": self.conventions}
+        options = {"image_decoding": self._image_decoding, "conventions": self.conventions, "left_out": self._left_out}
         return partial(_PreparedEpisodes, self._path, self._split, **options), ()
+
+    def _copy(self, **attributes: Any) -> _PreparedEpisodes:
+        episodes = object.__new__(_PreparedEpisodes)  # Copying it would open the directory again.
+        vars(episodes).update(vars(self), **attributes)
+        return episodes
+
+    @property
+    def _features(self) -> Any:
+        return _leave_out(self.builder.info.features, {(fields.STEPS, *path) for path in self._left_out})
+
+    def list_paths(self) -> list[tuple[str, ...]]:
+        """Returns the paths of the fields of steps that can be left out without reading them."""
+        return list(_list_paths(self._features[fields.STEPS].feature))
+
+    def leave_out(self, paths: Iterable[tuple[str, ...]]) -> _PreparedEpisodes:
+        """Returns the episodes without some fields of steps."""
+        return self._copy(_left_out=self._left_out.union(paths), _datasets={})
+
+    def without(self, dropped: Sequence[str]) -> tuple[_PreparedEpisodes, list[str]]:
+        """Returns a reader that does not read some fields, and the paths of those among them that it has read."""
+        known = {path for path in self.list_paths() if len(path) > 1 or path[0] not in fields.STEP_FIELDS}
+        paths, left_out = match_paths(dropped, known)
+        if not {fields.OBSERVATION, fields.ACTION} <= {path[0] for path in self.list_paths() if path not in left_out}:
+            return self, []
+        return self.leave_out(left_out), paths
 
     @property
     def dataset(self) -> tf.data.Dataset:
         """The RLDS dataset of the whole split."""
         return self._open_once(self._image_decoding)
 
-    def open_encoded(self) -> tf.data.Dataset:
-        """Returns the RLDS dataset of the whole split, in which images are not decoded."""
-        return self._open_once(False)
+    def open_evidence(self, split: Any = None) -> tf.data.Dataset:
+        """Returns the RLDS dataset of a split with only the fields that tell what last rows mean."""
+        only = self.leave_out(path for path in self.list_paths() if path[0] not in _EVIDENCE)
+        return only.open_dataset(split, image_decoding=False)
 
     def open_rest(self) -> tf.data.Dataset:
         """Returns the same without the first episode, which is skipped without reading it."""
-        return self.open_dataset(self._select(1, max(2, self.count())), image_decoding=False)
+        return self.open_evidence(self._select(1, max(2, self.count())))
 
     def _open_once(self, image_decoding: bool) -> tf.data.Dataset:
         image_decoding = image_decoding or not self._make_skip_decoders()
@@ -304,11 +344,7 @@ class _PreparedEpisodes:
     @property
     def encoded(self) -> _PreparedEpisodes | None:
         """See `source.keep_images_encoded`."""
-        if not self._image_decoding:
-            return None
-        episodes = object.__new__(_PreparedEpisodes)  # Copying it would open the directory again.
-        vars(episodes).update(vars(self), _image_decoding=False)
-        return episodes
+        return self._copy(_image_decoding=False) if self._image_decoding else None
 
     @cached_property
     def ranges(self) -> list[tuple[str, int, int]]:
@@ -366,20 +402,22 @@ class _PreparedEpisodes:
         """Returns the RLDS dataset of a split, or of the whole one; see `open_directory`."""
         import tensorflow_datasets as tfds
 
-        from rlds2reverb.libraries.tfds import hide_deprecations
+        from rlds2reverb.libraries.tfds import decode_only, hide_deprecations
 
+        features = self._features
         decoders = {} if image_decoding else {fields.STEPS: self._make_skip_decoders()}
         split = self._split if split is None else split
         if self.builder.info.file_format.value == ARRAY_RECORD:
-            return read_array_records(self.builder.info.splits[split], self.builder.info.features, decoders)
+            return read_array_records(self.builder.info.splits[split], features, decoders)
         with self._split_errors(), hide_deprecations():
             # One file after the other. After a damaged record, TFDS's cache would lack the rest of its file.
             config = tfds.ReadConfig(interleave_cycle_length=1, assert_cardinality=False, try_autocache=False)
-            return self.builder.as_dataset(split=split, decoders=decoders, read_config=config, shuffle_files=False)
+            only = decode_only(features, decoders) if self._left_out else decoders
+            return self.builder.as_dataset(split=split, decoders=only, read_config=config, shuffle_files=False)
 
     def _make_skip_decoders(self) -> dict[str, Any]:
         """Returns the decoders of TFDS that leave images encoded; may be empty."""
-        return _skip_images(self.builder.info.features[fields.STEPS])
+        return _skip_images(self._features[fields.STEPS])
 
     @contextlib.contextmanager
     def _split_errors(self) -> Iterator[None]:
@@ -387,6 +425,32 @@ class _PreparedEpisodes:
             yield
         except Exception as error:  # TFDS has no common type for invalid slices and shards of a different length.
             raise SourceError(f"{self._path}: the split {self._split!r} cannot be read ({error})") from error
+
+
+def _leave_out(features: Any, left_out: Collection[tuple[str, ...]]) -> Any:
+    """Returns nested features of TFDS without some, nor groups that become empty."""
+    import tensorflow_datasets as tfds
+
+    if not left_out:
+        return features
+    if isinstance(features, tfds.features.Dataset):
+        return tfds.features.Dataset(_leave_out(features.feature, left_out), length=features._length)
+    parts = {
+        name: _leave_out(part, {path[1:] for path in left_out if path[0] == name})
+        for name, part in features.items()
+        if (name,) not in left_out
+    }
+    is_group = tfds.features.FeaturesDict
+    return is_group({name: part for name, part in parts.items() if not isinstance(part, is_group) or [*part.keys()]})
+
+
+def _list_paths(features: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yields the paths of nested features of TFDS."""
+    import tensorflow_datasets as tfds
+
+    for name, part in features.items():
+        is_group = isinstance(part, tfds.features.FeaturesDict)
+        yield from _list_paths(part, (*above, name)) if is_group else [(*above, name)]
 
 
 def _skip_images(features: Any) -> dict[str, Any]:

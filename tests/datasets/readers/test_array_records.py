@@ -12,6 +12,7 @@ from reference_impls import assert_equal_nests
 
 from rlds2reverb import SourceError, load
 from rlds2reverb.cli import run
+from rlds2reverb.datasets.transforms import DropFields, apply_transforms
 
 LENGTHS = (5, 7, 1, 4, 9, 3, 2)
 STEP = {
@@ -42,13 +43,12 @@ def make_steps(length):
         }
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-    """Returns the same dataset in both formats, each with three files of different lengths."""
+def prepare(folder, file_format, damaged=()):
+    """Returns the path of a dataset in three files of different lengths; in some episodes, an image is damaged."""
 
-    class Robots(tfds.core.GeneratorBasedBuilder):
+    class Robots(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         VERSION = tfds.core.Version("1.0.0")
-        pkg_dir_path = tmp_path_factory.mktemp("robots")
+        pkg_dir_path = folder
 
         def _info(self):
             features = tfds.features.FeaturesDict({"steps": tfds.features.Dataset(STEP)})
@@ -59,14 +59,20 @@ def prepared(tmp_path_factory):
 
         def _generate_examples(self):
             for length in LENGTHS:
-                yield length, {"steps": list(make_steps(length))}
+                steps = list(make_steps(length))
+                if length in damaged:
+                    steps[-1]["observation"]["image"] = b"no image"
+                yield length, {"steps": steps}
 
-    paths = {}
-    for file_format in ("tfrecord", "array_record"):
-        builder = Robots(data_dir=tmp_path_factory.mktemp(file_format), file_format=file_format)
-        builder.download_and_prepare(download_config=tfds.download.DownloadConfig(num_shards=3))
-        paths[file_format] = builder.data_path
-    return paths
+    builder = Robots(data_dir=folder / file_format, file_format=file_format)
+    builder.download_and_prepare(download_config=tfds.download.DownloadConfig(num_shards=3))
+    return builder.data_path
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """Returns the paths of the same dataset in both formats."""
+    return {name: prepare(tmp_path_factory.mktemp(name), name) for name in ("tfrecord", "array_record")}
 
 
 @pytest.mark.parametrize(
@@ -112,6 +118,23 @@ def test_damaged_array_records_raise(prepared, tmp_path):
         SourceError, match="is damaged at episode 2 .*a file must have 3 records as in shard_lengths, got 2"
     ):
         list(load(tmp_path))
+
+
+@pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
+def test_damaged_images_do_not_block_other_fields_and_episodes(prepared, tmp_path, file_format):
+    source = load(prepare(tmp_path, file_format, damaged=LENGTHS[:2]))
+    expected = list(load(prepared[file_format]))
+    with pytest.raises(SourceError, match="is damaged at episode .*, or leave out a damaged field"):
+        list(source)
+    kept = [episode.num_transitions for episode in load(source, on_invalid="skip_episode")]
+    assert kept == [episode.num_transitions for episode in expected if episode.num_transitions not in LENGTHS[:2]]
+    for paths in ("observation/image", "instruction"), ("observation/image",):
+        dropped, described = apply_transforms(cloudpickle.loads(cloudpickle.dumps(source)), [DropFields(paths)])
+        assert described["dropped_fields"] == list(paths)
+        for episode, other in zip(dropped, expected, strict=True):
+            names = other.steps.keys() - set(paths)
+            steps = {**other.steps, "observation": {"state": other.steps["observation"]["state"]}}
+            assert_equal_nests(episode.steps, {name: steps[name] for name in sorted(names)})
 
 
 def test_missing_package_is_named(prepared, monkeypatch):
