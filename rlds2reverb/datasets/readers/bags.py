@@ -6,7 +6,7 @@ import base64
 import contextlib
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -22,7 +22,7 @@ from ..option_files import read_option_file
 from ..source import Source, identify_files
 from ..steps.image_files import decode_image
 from .bag_messages import Bag, list_bags
-from .columns import describe_demonstrations, insert_column, make_demonstration
+from .columns import ColumnReader, Paths, describe_demonstrations, insert_column, make_demonstration
 from .lerobot_meta import FEATURE_NAMES
 
 _EXAMPLE = "{'rate': 20, 'fields': {'observation.state': '/joint_states.position', 'action': '/command.data'}}"
@@ -69,7 +69,8 @@ def open_bags(path: Path, *, topics: Mapping[str, Any] | str | Path | None = Non
 
     The field `reward` has the newest message before the next step, because it follows the action. The episode is
     terminal if the last message of the field `is_terminal` is true, also after the last action; without messages, it is
-    truncated. Without these fields, see `make_demonstration`.
+    truncated. Without these fields, see `make_demonstration`. If fields are dropped (`DropFields`), the steps are those
+    without them in `topics`.
 
     Args:
       path: an MCAP file, a `.db3` file, a folder with the `metadata.yaml` of rosbag2, or a folder of these.
@@ -91,17 +92,19 @@ def open_bags(path: Path, *, topics: Mapping[str, Any] | str | Path | None = Non
         raise ArgumentError(f"must say which topics become fields, such as {_EXAMPLE}; {known}", about="topics")
     rate, uses_header, rules = _parse_topics(topics)
     metadata: dict[str, Any] = {"fps": rate}
-    names = {field: found for field, rule in rules.items() if (found := _read_names(bag, rule))}
+    used = {rule.split(bag)[0] for rule in rules.values()}
+    names = {field: found for field, rule in rules.items() if (found := _read_names(map(Bag, paths), rule))}
     if names:
         metadata[FEATURE_NAMES] = json.dumps(names)
 
-    def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
+    def read(left_out: Paths, first: int, stop: int | None) -> Iterator[Episode]:
+        kept = {field: rule for field, rule in rules.items() if tuple(field.split(".")) not in left_out}
         for index in range(len(paths))[first:stop]:
-            yield _read_episode(Bag(paths[index]), index, rate, rules, names, uses_header=uses_header)
+            yield _read_episode(Bag(paths[index]), index, rate, kept, names, uses_header=uses_header)
 
-    used = {rule.split(bag)[0] for rule in rules.values()}
+    reader = ColumnReader(read, lambda: [tuple(field.split(".")) for field in rules], above=())
     source = Source(
-        *(name, "bag", read, len(paths)),
+        *(name, "bag", reader.read, len(paths)),
         warnings=() if {fields.REWARD, fields.IS_TERMINAL} <= {*rules} else (describe_demonstrations(name),),
         metadata=metadata,
         unread=tuple(sorted(set(bag.topics) - used)),
@@ -160,13 +163,18 @@ def _describe_topics(bag: Bag) -> str:
     return ", ".join(f"{name} ({topic.type_name})" for name, topic in sorted(bag.topics.items())) or "(none)"
 
 
-def _read_names(bag: Bag, rule: _Rule) -> list[str]:
-    """Returns the names of the joints of the first message; none unless it is a `sensor_msgs/JointState`."""
-    topic, path = rule.split(bag)
-    if bag.topics[topic].type_name != "sensor_msgs/msg/JointState" or len(path) != 1:
-        return []
-    decode = bag.make_decoder(topic)
-    return next((list(decode(content).name) for _, _, content in bag.read([topic])), [])
+def _read_names(bags: Iterable[Bag], rule: _Rule) -> list[str]:
+    """Returns the joints of the first message that is not damaged; none unless it is a `sensor_msgs/JointState`."""
+    for bag in bags:
+        with contextlib.suppress(SourceError):  # The error of the episode is raised instead.
+            topic, path = rule.split(bag)
+            if bag.topics[topic].type_name != "sensor_msgs/msg/JointState" or len(path) != 1:
+                return []
+            decode = bag.make_decoder(topic)
+            for _, _, content in bag.read([topic]):
+                with contextlib.suppress(SourceError):
+                    return list(_decode_message(decode, content, rule.source).name)
+    return []
 
 
 def _read_episode(
@@ -180,7 +188,7 @@ def _read_episode(
     times = {field: stamps[topic] for field, (topic, _) in places.items()}
     for field, (topic, _) in places.items():
         if not len(times[field]):
-            raise SourceError(f"{where} has no message on {topic}; leave out the bag, or the field")
+            raise SourceError(f"{where} has no message on {topic}; leave out the bag, or the field", DropFields=...)
     start = max(of_field[0] for of_field in times.values())
     stop = min(of_field[-1] for field, of_field in times.items() if field.split(".")[0] == fields.ACTION)
     if stop < start:
@@ -245,7 +253,8 @@ def _decode_message(decode: Callable[[bytes], Any], content: bytes, place: str) 
     try:
         return decode(content)
     except Exception as error:  # Decoders let through any error.
-        raise SourceError(f"{place} cannot be decoded ({str(error)[:200]}); record it again") from error
+        sentence = f"{place} cannot be decoded ({str(error)[:200]}); record it again, or leave out the field"
+        raise SourceError(sentence, DropFields=...) from error
 
 
 def _decode(

@@ -22,17 +22,19 @@ Paths = frozenset[tuple[str, ...]]
 
 @dataclass(frozen=True)
 class ColumnReader:
-    """Reads the episodes of a format, without columns of observations that are to be left out.
+    """Reads the episodes of a format, without columns that are to be left out.
 
     Attributes:
       function: returns the episodes of a range, given the columns to leave out.
-      list_columns: returns the paths of all columns of observations.
+      list_columns: returns the paths of all columns that can be left out, by default those of observations.
       left_out: the columns to leave out.
+      above: the keys above these paths in the steps.
     """
 
     function: Callable[[Paths, int, int | None], Iterator[Episode]]
     list_columns: Callable[[], Iterable[tuple[str, ...]]]
     left_out: Paths = frozenset()
+    above: tuple[str, ...] = (fields.OBSERVATION,)
 
     def read(self, first: int = 0, stop: int | None = None) -> Iterator[Episode]:
         """Yields the episodes of a range."""
@@ -40,11 +42,12 @@ class ColumnReader:
 
     def without(self, dropped: Sequence[str]) -> tuple[ColumnReader, list[str]]:
         """Returns a reader that does not read some fields, and the paths of those among them that it has read."""
-        known = {(fields.OBSERVATION, *path) for path in {*self.list_columns()} - self.left_out}
+        known = {(*self.above, *path) for path in {*self.list_columns()} - self.left_out}
         paths, columns = match_paths(dropped, known)
-        if columns >= known:
+        removed = {path[0] for path in known} - {path[0] for path in known - columns}
+        if removed & {fields.OBSERVATION, fields.ACTION}:
             return self, []
-        return replace(self, left_out=self.left_out | {path[1:] for path in columns}), paths
+        return replace(self, left_out=self.left_out | {path[len(self.above) :] for path in columns}), paths
 
 
 def match_paths(dropped: Sequence[str], known: Collection[tuple[str, ...]]) -> tuple[list[str], set[tuple[str, ...]]]:

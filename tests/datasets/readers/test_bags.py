@@ -10,6 +10,8 @@ from reference_impls import assert_equal_nests
 from robot_files import TOPICS, encode_image, make_images, write_bag, write_split_bag
 
 from rlds2reverb import load, write_dataset
+from rlds2reverb.datasets.readers import bag_messages
+from rlds2reverb.datasets.transforms import DropFields, apply_transforms
 from rlds2reverb.errors import ArgumentError, SourceError
 
 pytest.importorskip("rosbags")
@@ -306,6 +308,51 @@ def test_header_times_take_precedence(tmp_path):
         SourceError, match="the times of messages on /state must not decrease; use those of the recording"
     ):
         list(load(path, topics=topics))
+
+
+def test_damaged_topics_that_are_dropped_do_not_block_the_others(tmp_path):
+    """Episodes have damaged images, no images, and images that start late; times of the last one go back."""
+    folder = tmp_path / "x"
+    folder.mkdir()
+    for number in range(4):
+        messages = []
+        for row in range(4):
+            secs = 9 if number == 3 and row == 2 else 0
+            header = {"header": {"stamp": {"sec": secs, "nanosec": row * 10**8}}}
+            messages += [("/state", 100 * row, {"q": row}), ("/command", 100 * row, {"x": row})]
+            late = number == 2 and row == 0
+            messages += [("/image", 100 * row, {"data": "?", "format": "png", **header})] * (number != 1 and not late)
+        write_json(folder / f"{number}.mcap", messages)
+    fields = {"observation.q": "/state.q", "observation.images.front": "/image", "action": "/command.x"}
+    for time in ("recording", "header"):
+        source = load(folder, topics={"rate": 10, "fields": fields, "time": time})
+        with pytest.raises(
+            SourceError, match=r"message 0 on /image, field observation\.images\.front: .*leave out the"
+        ):
+            list(source)
+        for path in ("observation/images/front", "observation/images"):
+            dropped, described = apply_transforms(source, [DropFields((path,))])
+            assert described["dropped_fields"] == [path]
+            assert [episode.steps["observation"]["q"].tolist() for episode in dropped] == [[0, 1, 2, 3]] * 4
+            assert all(episode.steps["observation"].keys() == {"q"} for episode in dropped)
+    only = load(folder, topics={"rate": 10, "fields": {**fields, "observation.q": "/state.q"}})
+    with pytest.raises(SourceError):
+        list(apply_transforms(only, [DropFields(("observation/q", "observation/images"))])[0])
+
+
+def test_joints_are_named_by_the_first_message_that_is_not_damaged(tmp_path, monkeypatch):
+    path = write_bag(tmp_path / "bag")
+    expected = load(path, topics=TOPICS).metadata["feature_names"]
+    make_decoder, decoded = bag_messages.Bag.make_decoder, []
+
+    def decode(content):
+        decoded.append(content)
+        if len(decoded) == 1:
+            raise IndexError("the message ends")
+        return make_decoder(bag_messages.Bag(path), "/joint_states")(content)
+
+    monkeypatch.setattr(bag_messages.Bag, "make_decoder", lambda bag, topic: decode)
+    assert load(path, topics=TOPICS).metadata["feature_names"] == expected and len(decoded) == 2
 
 
 def test_messages_of_json_are_read(tmp_path):
