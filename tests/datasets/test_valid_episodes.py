@@ -78,6 +78,22 @@ def test_other_episodes_keep_their_numbers_when_a_record_is_damaged(data, tmp_pa
     assert [*source.skipped] == [damaged]
 
 
+def test_null_in_a_list_of_fixed_length_blocks_one_episode(tmp_path):
+    path = write_sample(tmp_path / "x", LENGTHS, features={CAMERA: None})
+    (file,) = path.glob("data/*/*.parquet")
+    table = parquet.read_table(file)
+    actions = table["action"].to_pylist()
+    expected = actions[0]
+    actions[5] = None
+    table = table.set_column(table.column_names.index("action"), "action", pa.array(actions, pa.list_(pa.float32(), 2)))
+    parquet.write_table(table, file)
+    with pytest.raises(SourceError, match="episode 1: 'action' has missing values"):
+        list(load(path))
+    source = load(path, on_invalid="skip_episode")
+    assert [episode.index for episode in source] == [0, 2, 3, 4] and [*source.skipped] == [1]
+    assert source.first_episode.steps["action"][0].tolist() == expected
+
+
 def test_other_episodes_are_read_in_any_part(path):
     with pytest.raises(SourceError, match="episode 1|demo_1"):
         list(load(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,7 +77,9 @@ class RowReader:
         self._path = path
         columns = [*shapes, *images]
         with parquet_errors(path):
-            self._file = pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
+            self._file = pq.ParquetFile(
+                path, metadata=_read_plain_metadata(path), buffer_size=1 << 20, pre_buffer=False
+            )
             metadata = self._file.metadata
             missing = [name for name in columns if name not in self._file.schema_arrow.names]
             if missing:
@@ -128,6 +131,18 @@ class RowReader:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+
+def _read_plain_metadata(path: Path) -> pq.FileMetaData:
+    """Returns the metadata of a file without Arrow's schema, so that lists may differ in length.
+
+    Arrow refuses all rows of a block if one of its lists of a fixed length is null.
+    """
+    with path.open("rb") as file:
+        file.seek(-8, io.SEEK_END)
+        file.seek(-8 - int.from_bytes(file.read(4), "little"), io.SEEK_END)
+        footer = file.read()
+    return pq.read_metadata(pa.BufferReader(b"PAR1" + footer.replace(b"ARROW:schema", b"arrow:schema")))
 
 
 def _require_plausible(path: Path, num_rows: int, row_bytes: int) -> None:
