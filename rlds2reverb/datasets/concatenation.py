@@ -10,7 +10,7 @@ from rlds2reverb.errors import SourceError
 from rlds2reverb.types.episodes import Episode
 
 from .readers.episode_metadata import make_metadata
-from .source import Identity, Source, keep_images_encoded
+from .source import Identity, Source, keep_images_encoded, leave_out
 from .task_texts import TASK_FIELDS
 
 _DESCRIPTIONS = ("env_spec", "action_space", "observation_space", "version")
@@ -83,6 +83,12 @@ class _Concatenation:
         """See `source.keep_images_encoded`."""
         encoded = [keep_images_encoded(source) for source in self.sources]
         return _Concatenation(encoded) if any(source.decodes_images for source in encoded) else None
+
+    def without(self, paths: Sequence[str]) -> tuple[_Concatenation, list[str]]:
+        """See `source.leave_out`; a field must be left out of all sources."""
+        parts = [leave_out(source, paths) for source in self.sources]
+        found = _common([found for _, found in parts])
+        return (_Concatenation([source for source, _ in parts]), found) if found else (self, [])
 
     def read(self, first: int = 0, stop: int | None = None) -> Iterator[Episode]:
         """Yields all episodes, or those of a range, numbered consecutively."""

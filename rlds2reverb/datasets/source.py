@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -182,7 +182,8 @@ class Source:
         for episode in self.read():
             if episode.num_steps:
                 return episode
-        raise SourceError(f"{self.name} has no episode with steps; there is nothing to convert")
+        left_out = f" that can be read; the first error: {self.skipped[min(self.skipped)]}" if self.skipped else ""
+        raise SourceError(f"{self.name} has no episode with steps{left_out or '; there is nothing to convert'}")
 
     @property
     def step_spec(self) -> dict[str, Nest]:
@@ -290,6 +291,31 @@ def keep_images_encoded(source: Source) -> Source:
     if encoded is None:
         return source
     return identify_step(source, replace(source, read=encoded.read, decodes_images=True), "encoded images")
+
+
+def leave_out(source: Source, paths: Sequence[str]) -> tuple[Source, list[str]]:
+    """Returns a source that does not read some fields, which may be damaged, and the paths of those among them."""
+    reader: Any = getattr(source.read, "__self__", None)
+    changed, found = reader.without(paths) if hasattr(reader, "without") else (reader, [])
+    return (identify_step(source, replace(source, read=changed.read), ["without", found]) if found else source), found
+
+
+@dataclass(frozen=True)
+class SourceReader:
+    """The base of readers that yield some episodes of a source unchanged."""
+
+    source: Source
+
+    @property
+    def encoded(self) -> Any:
+        """See `keep_images_encoded`."""
+        encoded = keep_images_encoded(self.source)
+        return replace(self, source=encoded) if encoded.decodes_images else None
+
+    def without(self, paths: Sequence[str]) -> tuple[Any, list[str]]:
+        """See `leave_out`."""
+        changed, found = leave_out(self.source, paths)
+        return replace(self, source=changed), found
 
 
 def identify_files(source: Source, files: Callable[[], Iterable[Path]]) -> Source:

@@ -21,7 +21,7 @@ from rlds2reverb.types.spaces import make_array_space
 from rlds2reverb.types.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name
 
 from .moments import STD_EPS, LeafMoments, ObservationMoments
-from .source import Source, identify_step
+from .source import Source, identify_step, leave_out
 
 #: Margin between clipped actions and their bounds, as a fraction of half the distance between the bounds.
 ACTION_EPS = 1e-5
@@ -73,13 +73,10 @@ def apply_transforms(source: Source, transforms: Sequence[Transform]) -> tuple[S
 
 def _leave_out(source: Source, transform: DropFields) -> tuple[Source, DropFields]:
     """Returns a source that does not read the fields to drop, which may be damaged, and the drop of the others."""
-    reader: Any = getattr(source.read, "__self__", None)
-    if not hasattr(reader, "without"):
-        return source, transform
-    changed, paths = reader.without(transform.paths)
+    changed, paths = leave_out(source, transform.paths)
     statistics = {**source.statistics, "dropped_fields": [*source.statistics.get("dropped_fields", []), *paths]}
     left = DropFields(tuple(path for path in transform.paths if path not in paths))
-    return identify_step(source, replace(source, read=changed.read, statistics=statistics), repr(transform)), left
+    return replace(changed, statistics=statistics), left
 
 
 def apply_fitted(source: Source, function: EpisodeFn, fitted: dict[str, Any]) -> Source:

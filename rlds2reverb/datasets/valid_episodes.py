@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from rlds2reverb.errors import ErrorFinding, SourceError, UnusableSourceError
 from rlds2reverb.types.episode_batches import batch_episodes
 from rlds2reverb.types.episodes import Episode, find_errors
 
-from .source import Source, identify_step, keep_images_encoded
+from .source import Source, SourceReader, identify_step
 
 #: Field of the error of an episode that cannot be read.
 FILES = "files"
@@ -49,39 +48,24 @@ def read_readable(
 
 
 @dataclass(frozen=True)
-class _ValidEpisodes:
+class _ValidEpisodes(SourceReader):
     """The episodes of a source that can be read and are valid; `skipped` receives the first error of the others.
 
     With `keeps_invalid`, those that can be read are not checked.
     """
 
-    source: Source
     skipped: dict[int, ErrorFinding] = field(default_factory=dict)
     keeps_invalid: bool = False
-
-    @property
-    def encoded(self) -> _ValidEpisodes | None:
-        """See `source.keep_images_encoded`."""
-        encoded = keep_images_encoded(self.source)
-        return replace(self, source=encoded) if encoded.decodes_images else None
-
-    def without(self, paths: Sequence[str]) -> tuple[_ValidEpisodes, list[str]]:
-        """Returns a reader that does not read some fields, if the source can; see `transforms.DropFields`."""
-        reader: Any = getattr(self.source.read, "__self__", None)
-        if not hasattr(reader, "without"):
-            return self, []
-        changed, dropped = reader.without(paths)
-        return replace(self, source=replace(self.source, read=changed.read)), dropped
 
     def read(self, first: int = 0, stop: int | None = None) -> Iterator[Episode]:
         """Yields the valid episodes of a range, numbered as in the source."""
         if self.keeps_invalid:
-            yield from read_readable(self.source, self._skip, first, stop)
+            yield from self._read_readable(first, stop)
             return
         spec = None
         if first:
             spec = next((self.source.make_step_spec(episode) for episode in self.read()), None)
-        for batch in batch_episodes(read_readable(self.source, self._skip, first, stop)):
+        for batch in batch_episodes(self._read_readable(first, stop)):
             is_valid = spec is not None and batch.is_valid(spec)
             for episode in batch.episodes:
                 errors = [] if is_valid else find_errors(episode, spec)
@@ -90,6 +74,11 @@ class _ValidEpisodes:
                 else:
                     spec = self.source.make_step_spec(episode) if spec is None else spec
                     yield episode
+
+    def _read_readable(self, first: int, stop: int | None) -> Iterator[Episode]:
+        for episode in read_readable(self.source, self._skip, first, stop):
+            self.skipped.pop(episode.index, None)  # It may have been skipped because of a field that is left out now.
+            yield episode
 
     def _skip(self, error: ErrorFinding) -> None:
         self.skipped[error.episode] = error

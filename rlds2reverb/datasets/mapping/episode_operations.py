@@ -18,7 +18,7 @@ from rlds2reverb.types.episodes import Episode, FinalRow
 from rlds2reverb.types.nest_paths import Keys, format_path, get_part, replace_part
 from rlds2reverb.types.specs import cast_array, leaves, map_structure
 
-from ..source import Source, identify_step, keep_images_encoded
+from ..source import Source, SourceReader, identify_step
 from ..task_texts import find_task
 from ..writers.written_episodes import drop_final_step
 from .mapped_source import MappedSource
@@ -85,17 +85,10 @@ def _count_episodes(source: Source) -> int:
 
 
 @dataclass(frozen=True)
-class _Taken:
+class _Taken(SourceReader):
     """Some episodes of a source, by their ascending indices."""
 
-    source: Source
     places: tuple[int, ...]
-
-    @property
-    def encoded(self) -> _Taken | None:
-        """See `source.keep_images_encoded`."""
-        encoded = keep_images_encoded(self.source)
-        return replace(self, source=encoded) if encoded.decodes_images else None
 
     def read(self, first: int = 0, stop: int | None = None) -> Iterator[Episode]:
         """Yields the episodes of a range, of which adjacent ones are read together."""

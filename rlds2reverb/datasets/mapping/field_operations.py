@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from rlds2reverb.types.nest_paths import Keys, find_part, format_path, get_part,
 from rlds2reverb.types.specs import ArraySpec, Nest, cast_array, describe, leaves
 
 from ..readers.episode_metadata import to_metadata_array
+from ..source import leave_out
 from .mapped_source import MappedSource, change_steps, insert_part, parse_path, take_part
 
 
@@ -46,13 +48,15 @@ def _rename(path: str, paths: Mapping[str, str]) -> str:
 def drop_fields(dataset: MappedSource, paths: Sequence[str]) -> MappedSource:
     """Drops fields or groups of fields: a list of their paths."""
     keys = [dataset.find(path) for path in paths]
+    source, _ = leave_out(dataset.source, ["/".join(map(str, part)) for part in keys])
 
     def drop(steps: dict[str, Nest]) -> dict[str, Nest]:
         for part in keys:
-            steps, _ = take_part(steps, part)
+            with contextlib.suppress(KeyError):  # It is left out by the reader.
+                steps, _ = take_part(steps, part)
         return steps
 
-    return change_steps(dataset, drop)
+    return change_steps(replace(dataset, source=source), drop)
 
 
 def copy_fields(dataset: MappedSource, paths: Mapping[str, str]) -> MappedSource:

@@ -1,5 +1,7 @@
 """Tests of the validation of columns: accepted forms and errors."""
 
+import json
+
 import h5py
 import ml_dtypes
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from reference_impls import assert_equal_nests, episode
 from robot_files import damage_column, write_aloha, write_isaac_lab, write_maniskill
 
+from rlds2reverb.cli import run
 from rlds2reverb.datasets import load
 from rlds2reverb.datasets.readers.columns import as_columns, as_flags
 from rlds2reverb.datasets.transforms import DropFields, apply_transforms
@@ -36,8 +39,18 @@ def test_columns_that_are_dropped_are_not_read(tmp_path, write, column, dropped)
     damage_column(path / "episode_1.hdf5" if path.is_dir() else path, column)
     with pytest.raises(SourceError, match="damaged"):
         list(load(path))
-    for read, other in zip(apply_transforms(load(path), drop)[0], expected, strict=True):
-        assert_equal_nests(read.steps, other.steps)
+    mapping = {"drop": [dropped.replace("/", ".")]}
+    for source, count in (
+        (apply_transforms(load(path), drop)[0], 1),
+        (apply_transforms(load(path, split="[:100%]"), drop)[0], 1),
+        (apply_transforms(load([path, path], on_invalid="skip_episode"), drop)[0], 2),
+        (load(path, on_invalid="skip_episode", mapping=mapping), 1),
+    ):
+        for read, other in zip(source, expected * count, strict=True):
+            assert_equal_nests(read.steps, other.steps)
+        assert not source.skipped
+    (tmp_path / "map.json").write_text(json.dumps(mapping))
+    assert run(["validate", str(path), "--map", str(tmp_path / "map.json")]) == 0
     with pytest.raises(ValueError, match="there is no field 'observation/none' to drop"):
         list(apply_transforms(load(path), [DropFields((dropped, "observation/none"))])[0])
 
