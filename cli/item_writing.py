@@ -54,7 +54,7 @@ def write_items(source: Source, destination: Path | str, options: dict[str, Any]
     from rlds2reverb.types.priorities import ByReturn
 
     is_directory = isinstance(destination, Path)
-    existed = is_directory and Path(destination).exists()
+    existed = Path(destination).exists()
     num_shards = options["num_shards"] if is_directory else None
     by_return = options["priority"] == "return"
     names = ["chunk_length", "key_seed", *(["verify"] if is_directory else ["writer", "force", "allow_eviction"])]

@@ -217,8 +217,7 @@ class TrainLoop:
 
     def _run_on_batches(self, data: Any, info: Any) -> tuple[dict[str, np.ndarray], Any]:
         """Runs iterations on arrays `[n, B, ...]`; returns the metrics `[n]` and the TD errors `[n, B]`, or ()."""
-        if tf.nest.flatten(self._feed.experience_spec)[0].shape[0] is None:
-            self._require_divisible(tf.nest.map_structure(lambda column: column[0], data))
+        self._require_divisible(tf.nest.map_structure(lambda column: column[0], data))
         first, keys = self.step, getattr(info, "key", None)
         arrays = (data, info.weight) if self._has_weights else (data,)
         self.is_update_incomplete = True

@@ -67,8 +67,7 @@ def rename_arguments(text: str, name: Callable[[str, Any], str]) -> str:
     """Returns a text in which `name` names the arguments of each `Message`, from a name and a value or `...`."""
     for message in find_messages(text):
         renamed = _compose(message.sentence, message.about, message.value, message.remedies, name)
-        word_start = r"(?<!\w)" if message[0].isalnum() else ""
-        text = re.sub(word_start + re.escape(message), renamed.replace("\\", r"\\"), text)
+        text = re.sub(r"(?<!\w)" + re.escape(message), renamed.replace("\\", r"\\"), text)
     return text
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .config import TrainingConfig
 
 #: The options that agents of some kinds of items do not have: their value, and the reason.
-_FIXED_OPTIONS: dict[str, dict[str, tuple[Any, str]]] = {
+_FIXED_OPTIONS: dict[str | None, dict[str, tuple[Any, str]]] = {
     "trajectories": {
         "n_step": (1, "which learns from the next action as well"),
         "observation_offsets": ((0,), "which learns from trajectories"),
@@ -78,7 +78,7 @@ def _require_suitable(config: TrainingConfig, algorithm: Algorithm) -> None:
     resolve_sampler(config.sampler)
     if config.epochs is not None and config.sampler != "uniform":
         raise ArgumentError("requires a uniform sampler", about="epochs", sampler="uniform")
-    for name, (value, reason) in _FIXED_OPTIONS.get(algorithm.items or "", {}).items():
+    for name, (value, reason) in _FIXED_OPTIONS.get(algorithm.items, {}).items():
         if getattr(config, name) != value:
             raise ArgumentError(f"must be {value} for {config.algo}, {reason}", about=name)
     if config.sampler == "prioritized" and algorithm.has_td_errors is False:

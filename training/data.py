@@ -29,7 +29,6 @@ from rlds2reverb.learners.agents.unit_conversions import count_categories, find_
 from rlds2reverb.learners.algorithms import ALGORITHMS, Algorithm, accepts_statistics, get_algorithm
 from rlds2reverb.learners.feeds import Feed, StreamingDataset
 from rlds2reverb.learners.stored_items import StoredItems
-from rlds2reverb.reverb.client import split_servers
 from rlds2reverb.reverb.sampling import LinearSchedule, SamplePlan
 from rlds2reverb.system.closing import Closing
 from rlds2reverb.types import fields
@@ -216,8 +215,9 @@ def sample_table(server: Any, table: str, config: TrainingConfig, stack: ExitSta
 
     if config.sampler == "uniform":
         return RunFeed(open_feed(size), open_feed)
-    lost = _warn_priorities_lost if len(split_servers(server)) > 1 else None
-    writer = stack.enter_context(PriorityWriter(server, table, new_items_first=True, on_server_lost=lost))
+    writer = stack.enter_context(
+        PriorityWriter(server, table, new_items_first=True, on_server_lost=_warn_priorities_lost)
+    )
     samples = SamplePlan(server, table, size, beta=1.0, prefetch=PREFETCH)
     feed = StreamingDataset(samples, beta=LinearSchedule(FIRST_BETA, LAST_BETA, config.num_offline_updates))
     stack.callback(feed.close)

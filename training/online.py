@@ -120,7 +120,7 @@ class OnlinePhase:
         """
         config, collector = self._config, self._collector
         learner.replace_dataset(self.feed)
-        if learner.step and not collector.num_collected:
+        if learner.step:
             learner.save_checkpoint()
         while not learner.stop_reason:
             if self._items.num_added:

@@ -68,8 +68,6 @@ class ObserverSettings:
         common = kind, tuple(observer._table_names), float(observer._priority)
         if kind == "episode":
             return cls(*common, observer._max_sequence_length, bypass_long_episodes=observer._bypass_partial_episodes)
-        if kind == "stream":
-            return cls(*common, observer._sequence_length, observer._stride_length)
         padding: Padding = "none"
         if observer._pad_end_of_episodes:
             padding = "tile" if observer._tile_end_of_episodes else "short"

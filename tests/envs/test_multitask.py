@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from counting import Counting
+from gymnasium.spaces import Dict
 
 from rlds2reverb.envs import (
     BatchedEnvironment,
@@ -22,6 +23,12 @@ def counting(length, **options):
 
 def make_tasks(lengths=(2, 3), **options):
     return Multitask([counting(length) for length in lengths], **options)
+
+
+def make_with_dicts():
+    env = Counting(2)
+    env.action_space = Dict(a=env.action_space)
+    return Multitask([GymnasiumEnvironment(env)], selection="cycle")
 
 
 def choose(task, action=1):
@@ -76,7 +83,8 @@ def test_tasks_are_random_or_cycle_and_are_observed():
             "observation is .* in environment 0, but .* in environment 1",
         ),
         (lambda: Multitask([make_tasks()]), ValueError, "env_info must not have the field 'task_id', which Multitask adds"),
-        (lambda: Curriculum(counting(2)), TypeError, "Curriculum requires a Multitask with selection='action', got actions"),
+        *((lambda make=make: Curriculum(make()), TypeError, "Curriculum requires a Multitask with selection='action', got act")
+          for make in (lambda: counting(2), make_with_dicts)),
         (lambda: Curriculum(make_tasks(), task_names=["a"]), ValueError, "task_names must be 2 different names"),
         (lambda: Curriculum(make_tasks(), progress_favor=0.5), ValueError, r"progress_favor must be a number in \[1, inf\]"),
         (lambda: TaskProgress(2, past_score_update_rate=1.0), ValueError, "past_score_update_rate must be a number in"),

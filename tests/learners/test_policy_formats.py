@@ -221,7 +221,10 @@ def exported(tmp_path_factory):
     folder.mkdir()
     save_json(folder / "config.json", {"configuration": {"algo": "iql"}, "environment": "Pendulum-v1"})
     save_policy(PENDULUM, folder / "policy", step=20)
-    save_policy(LinearPolicy(np.zeros((3, 1)), bias=1), folder / "best_policy", step=15)
+    unclipped = FunctionPolicy(
+        PENDULUM_SPECS[0].observation, PENDULUM_SPECS[1], lambda seen: seen[:, :1] + 3, clip=False
+    )
+    save_policy(unclipped, folder / "best_policy", step=15)
     load_run(folder).export_policy(folder / "pendulum.onnx")
     return folder
 
@@ -271,7 +274,7 @@ def test_command_exports_both_policies(exported, tmp_path, capsys):
     assert run_command(["export", str(exported), "--policy", "best", "--out", str(tmp_path / "a.onnx"), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed == {"out": str(tmp_path / "a.onnx"), "size_bytes": (tmp_path / "a.onnx").stat().st_size}
-    assert load_policy(tmp_path / "a.onnx").predict([0, 0, 0]) == [1.0]
+    assert load_policy(tmp_path / "a.onnx").predict([0, 0, 0]) == [2.0]
     assert load_policy(tmp_path / "a.onnx").get_train_step() == 15
     assert run_command(["export", str(exported / "policy"), "--out", str(tmp_path / "b")]) == 0
     assert f"wrote {tmp_path}/b (" in capsys.readouterr().out

@@ -77,7 +77,7 @@ def test_order_after_a_call_does_not_depend_on_priorities_or_registration(tmp_pa
 
     class Note(LearnerHook):
         def __call__(self, learner):
-            notes.append(self.name)
+            notes.append(f"{self.name} {steps_in(tmp_path)}")
             learner.flush_priorities()
 
     def log(step, numbers):
@@ -110,7 +110,7 @@ def test_order_after_a_call_does_not_depend_on_priorities_or_registration(tmp_pa
     ) as learner:
         learner.start(2)
     notes.remove("priorities")  # The thread writes them at any moment until the hook that flushes them.
-    assert notes == ["evaluation", "best return", "hook", "checkpoints [2]", "log"]
+    assert notes == ["evaluation", "best return", "hook []", "checkpoints [2]", "log"]
 
 
 def test_logs_contain_reduced_numbers(tmp_path):

@@ -94,11 +94,16 @@ def test_last_transition_is_left_out_if_the_observation_after_it_is_unknown():
         "is_first": np.array([True, False]),
         "is_last": np.array([False, True]),
         "is_terminal": np.zeros(2, bool),
+        "log_prob": np.zeros(2, np.float32),
     }
     episodes = load(rlds_dataset([rows, {**rows, "action": np.zeros(2, int)}]), last_step="transition")
     result = evaluate(TabularPolicy([1, 0, 0]), "fqe", episodes)
     assert result.estimate == pytest.approx(1 / (1 - GAMMA), rel=1e-3)
-    assert any("2 of 2 episodes are truncated without a last observation" in sentence for sentence in result.warnings)
+    sentence = (
+        "2 of 2 episodes are truncated without a last observation; their last transitions are left out of the fit"
+    )
+    assert sentence in result.warnings
+    assert sentence not in evaluate(TabularPolicy([1, 0, 0]), "is", episodes, behaviour="log_prob").warnings
 
 
 @pytest.mark.slow
@@ -260,7 +265,7 @@ def test_held_out_episodes_of_a_run_are_used_by_default(run):
         evaluate_offline(run, others, held_out=True)
 
 
-def test_deterministic_discrete_policies_have_the_probability_one(run):
+def test_deterministic_discrete_policies_have_the_probability_one(run, capsys):
     state = np.eye(3, dtype=np.float32)
     actions = run.predict(state)
     result = evaluate_offline(run, EPISODES, "pdis", held_out=False, behaviour="log_prob")
@@ -269,6 +274,11 @@ def test_deterministic_discrete_policies_have_the_probability_one(run):
     ]
     rewards = np.array([[4, 2 * GAMMA], [4, 2 * GAMMA], [0, 2 * GAMMA], [0, 6 * GAMMA]])
     assert result.estimate == pytest.approx((weights * rewards).sum() / 4, rel=1e-5)
+    shutil.rmtree(run.path / "estimates")
+    (run.path / "estimates").touch()
+    assert evaluate_offline(run, EPISODES, "pdis", held_out=False, behaviour="log_prob") == result
+    assert f"the estimates of {run.path} are not saved ([Errno" in capsys.readouterr().err
+    (run.path / "estimates").unlink()
 
 
 def test_random_policies_without_probabilities_are_sampled():

@@ -14,9 +14,7 @@ import tensorflow as tf
 from counting import Counting
 from skipped_exports import skip_exports
 from tf_agents.agents import tf_agent
-from tf_agents.networks.q_rnn_network import QRnnNetwork
 from tf_agents.policies import tf_policy
-from tf_agents.policies.q_policy import QPolicy
 from tf_agents.policies.random_tf_policy import RandomTFPolicy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import PolicyStep, time_step as ts
@@ -32,6 +30,8 @@ from rlds2reverb import (
     train,
 )
 from rlds2reverb.adders import NStep
+from rlds2reverb.envs import BatchedEnvironment, GymnasiumEnvironment, Wrapper
+from rlds2reverb.envs.time_steps import LAST
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.hooks import LearnerHook
 from rlds2reverb.reverb.client import table_infos
@@ -207,12 +207,8 @@ def test_exploration_is_different_in_each_step_and_for_each_seed():
 
 
 def test_collector_that_has_not_started_is_saved_and_restored(tmp_path):
-    time_step_spec = ts.time_step_spec(tf.TensorSpec([2], tf.float32))
-    action_spec = tensor_spec.BoundedTensorSpec([], tf.int64, 0, 2)
-    network = QRnnNetwork(
-        time_step_spec.observation, action_spec, input_fc_layer_params=None, lstm_size=(4,), output_fc_layer_params=None
-    )
-    policy = QPolicy(time_step_spec, action_spec, network)
+    specs = ts.time_step_spec(tf.TensorSpec([2], tf.float32)), tensor_spec.BoundedTensorSpec([], tf.int64, 0, 2)
+    policy = CyclingPolicy(*specs)
     for num_steps, num_envs in ((0, 1), (3, 1), (0, 2)):
         first, second = (Collector(partial(Counting, 7), policy, num_envs=number) for number in (num_envs, 1))
         if num_steps:
@@ -223,6 +219,75 @@ def test_collector_that_has_not_started_is_saved_and_restored(tmp_path):
         assert second.collect(2)
         first.close()
         second.close()
+
+
+class Fragile(Counting):
+    """Episodes of 4 steps, whose observations contain a part of the seed; the step that ends its `life` raises."""
+
+    life = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.part = np.float32([0, seed % 97])
+        return super().reset()[0] + self.part, {}
+
+    def step(self, action):
+        Fragile.life -= 1
+        if Fragile.life == 0:
+            raise OSError("it broke")
+        observation, *rest = super().step(action)
+        return observation * np.float32([1, 0]) + self.part, *rest
+
+
+class Losing(Wrapper):
+    """An environment that loses the third step of many episodes, as if its process had ended."""
+
+    def _step(self, action):
+        time_step = self.env.advance(action)
+        is_lost = time_step.observation[0] == 3 and time_step.observation[1] % 2 == 0
+        return time_step._replace(step_type=LAST, has_failed=np.True_) if is_lost else time_step
+
+
+@pytest.mark.parametrize("interruption", ["stop", "error", "restart"])
+@pytest.mark.parametrize(("wrap", "columns"), [(Wrapper, ["action", "reward"]), (Losing, ["reward"])])
+def test_interrupted_collector_collects_the_same_steps(tmp_path, monkeypatch, interruption, wrap, columns):
+    """After a lost step, actions may differ: the next episode begins at once."""
+    specs = ts.time_step_spec(tf.TensorSpec([2], tf.float32)), tensor_spec.BoundedTensorSpec([], tf.int64, 0, 2)
+    policy = RandomTFPolicy(*specs)
+    monkeypatch.setattr(
+        "rlds2reverb.training.collector.ParallelEnvironment", lambda makers: BatchedEnvironment([f() for f in makers])
+    )
+
+    def make():
+        return Collector(lambda: wrap(GymnasiumEnvironment(Fragile(4))), policy, num_envs=2)
+
+    def collect(collector, num_steps, **options):
+        """Returns the transitions by their first observations, which contain the seed and the step."""
+        steps = {}
+        for piece in collector.collect(num_steps, is_random=True, **options):
+            found = piece.episode.steps
+            firsts = map(tuple, found["observation"][:-1])
+            steps |= dict(
+                zip(firsts, zip(found["observation"][1:, 0], *map(found.get, columns), strict=False), strict=True)
+            )
+        return steps
+
+    expected = collect(make(), 30)
+    for number in (0, 3, 6, 7):
+        collector = make()
+        found = collect(collector, number)
+        if interruption == "stop":
+            assert collect(collector, 9, should_stop=partial(next, iter([False] * 2), True)) == {}
+        elif interruption == "error":
+            Fragile.life = 4
+            with pytest.raises(OSError, match="it broke"):
+                collect(collector, 9)
+        else:
+            collector.save_data(tmp_path)
+            collector = make()
+            collector.load_data(tmp_path)
+        assert collector.num_collected == len(found)
+        found |= collect(collector, 20 - len(found))
+        assert len(found) == collector.num_collected and found.items() <= expected.items()
 
 
 class Numbered(Counting):

@@ -106,7 +106,6 @@ def test_tables_of_servers_are_found(server):
     assert resolve_environment("auto", open_source(server.address)).make_env is None
 
 
-@pytest.mark.slow
 def test_table_with_priorities_has_a_warning_for_uniform_sampling(server, source):
     with ReplayServer([TableConfig("other")], TrajectoryWindows(2).item_spec(source.step_spec)) as trajectories:
         ingest(source, trajectories, "other", priority=lambda episode, items: np.arange(len(items)) + 1.0)
@@ -167,6 +166,8 @@ def test_tables_without_items_for_training_raise(server, source):
             open_data(other, IQL)
         with pytest.raises(SpecMismatchError, match="must be transitions of NStep or trajectories of TrajectoryW"):
             open_data((other, "a"), IQL)
+        with pytest.raises(ValueError, match="has no table .replay.; it has a, b"):
+            open_data(([server, other], "replay"), IQL)
 
 
 def test_tables_of_one_server_or_directory_are_different_data(directory):

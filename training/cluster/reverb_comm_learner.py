@@ -138,9 +138,8 @@ class ReverbCommLearner(BaseCommLearner):
             self._writer = None
         if self._tables.is_prioritized:
             servers = list(self._tables.offline_servers or self._shards.values())
-            lost = _log_server_lost if len(servers) > 1 else None
             table = self._tables.offline_table
-            self._writer = PriorityWriter(servers, table, new_items_first=True, on_server_lost=lost)
+            self._writer = PriorityWriter(servers, table, new_items_first=True, on_server_lost=_log_server_lost)
         return self._writer
 
     # --- Training

@@ -156,6 +156,12 @@ def insert_resets(data):
         data[number] = finish_steps(steps, terminal=bool(data[number]["is_terminal"][-1]))
 
 
+def insert_resets_after_unknown_ends(data):
+    insert_resets(data)
+    for steps in data:
+        steps["observation"][-1] = 0
+
+
 def contradict_length(data):
     data[2]["contradictions"] = (Contradiction(None, "length", "length is 9, but the number of rows 62"),)
 
@@ -212,10 +218,16 @@ def lengthen(data):
     data[1] = make_walker_episode(1, 121)
 
 
-def single_step(data):
-    data.append(
-        finish_steps({name: data[1][name][:1].copy() for name in ("observation", "action", "reward")}, terminal=False)
-    )
+def add_episode(data, num_steps=1):
+    steps = {name: data[1][name][:num_steps].copy() for name in ("observation", "action", "reward")}
+    data.append(finish_steps(steps, terminal=False))
+
+
+def repeat_episodes(data):
+    """Repeats an episode, and one with a single transition, which may be equal by chance."""
+    data.append(data[2])
+    for _ in range(2):
+        add_episode(data, 2)
 
 
 def stop_gripper_at_minus_one(data):
@@ -260,10 +272,12 @@ DEFECTS = [
     ("terminal end without reward", "arm", fill("reward", ALL, 0), "end-disagrees-with-reward", (1, 2, 41)),
     ("discount 0 inside of an episode", "walker", fill("discount", 30, 0), "discount-disagrees-with-end", (1, 2, 30)),
     ("resets among the steps", "walker", insert_resets, "reset-steps", (7, 1, 0), "episode-longer-than-limit"),
+    ("resets after final observations that are not stored", "walker", insert_resets_after_unknown_ends, "reset-steps",
+     (4, 1, 0), "episode-longer-than-limit"),
     ("final observations of the next episodes", "walker", reset_final_observations, "reset-observations", (7, 0, 59)),
     ("length that the rows contradict", "walker", contradict_length, "contradiction", (1, 2, None)),
-    ("end flag without transitions", "walker", single_step, "single-step-episodes", (1, 8, None)),
-    ("episode stored twice", "arm", lambda data: data.append(data[2]), "duplicate-episodes", (1, 8, None)),
+    ("end flag without transitions", "walker", add_episode, "single-step-episodes", (1, 8, None)),
+    ("episode stored twice", "walker", repeat_episodes, "duplicate-episodes", (1, 8, None)),
     ("episode beyond the limit", "walker", lengthen, "episode-longer-than-limit", (1, 1, 100)),
     ("timeouts marked terminal", "walker", mark_time_limit, "time-limit-marked-terminal", (2, 1, 99)),
     ("clock set back", "arm", fill("timestamp", slice(20, None), add(-1)), "timestamps-not-increasing", (1, 2, 20)),

@@ -254,6 +254,9 @@ def test_slow_consumer_does_not_make_servers_look_stalled():
     streams.put(0, ["block"])
     streams.put(1, ["block"])
     assert streams.run([None] * 8) == []
+    for _ in range(2):
+        streams.get()
+    assert streams.run([0, None, 0, None]) == [] and streams.run([0, None]) == [[1]]
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from rlds2reverb import ReplayServer, TrainingConfig, load_run
+from rlds2reverb import ReplayServer, TableConfig, TrainingConfig, ingest, load, load_run, packed_signature
+from rlds2reverb.adders import NStep
 from rlds2reverb.envs.evaluation import Evaluator
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.run_directory import RunDirectory
 from rlds2reverb.learners.tasks import read_policy
 from rlds2reverb.reverb.client import table_infos
+from rlds2reverb.reverb.wire.packing import Packing
 from rlds2reverb.training import Progress
 from rlds2reverb.training.cluster.actors import CollectorActor, EvaluatorActor
 from rlds2reverb.training.cluster.coordinator import CollectOrder, EvaluateOrder, SentPolicy
+from rlds2reverb.training.cluster.reverb_comm_learner import ReplayTables, ReverbCommLearner
 from rlds2reverb.training.cluster.run_preparation import prepare
 
 CONFIG = TrainingConfig(
@@ -68,6 +71,34 @@ def test_evaluator_reports_the_return_of_each_policy_and_keeps_the_best_one(part
     run = load_run(tmp_path / "run")
     assert run.best_return == pytest.approx(max(expected), rel=1e-5)
     assert [arguments for name, *arguments in call.calls if name == "order_evaluation"] == [[-1], [5], [10]]
+
+
+def test_learner_waits_for_servers_and_reads_from_its_tables():
+    log = {"observations": np.zeros((9, 2), np.float32), "actions": np.zeros((8, 1), np.float32), "terminated": True}
+    adder, names, found = NStep(1, 0.99), ("offline", "collected", "other"), []
+    sources = [load([{**log, "rewards": np.full(8, number, np.float32)}]) for number in range(3)]
+    signature = packed_signature(Packing(adder.item_spec(sources[0].step_spec), True))
+    priority = lambda episode, items: 1.0 + np.arange(len(items))  # noqa: E731
+    with ReplayServer([TableConfig(name) for name in names], signature, serve_batches=True) as server:
+        for name, source in zip(names, sources, strict=True):
+            ingest(source, server, name, adder=adder, layout="packed", priority=priority)
+        answers = iter([{}, *[{0: server.address}] * 4])
+        for tables in (
+            ReplayTables(False),
+            ReplayTables(True, collected_ratio=0.25),
+            ReplayTables(True, (server.address,), "other", collected_ratio=0.01),
+            ReplayTables(True, is_prioritized=True),
+        ):
+            learner = ReverbCommLearner(lambda _: next(answers), tables)
+            learner.start()
+            feed = learner.get_data(8)
+            data, info = feed.read(0, 1)
+            batch = feed.to_experience(tf.nest.map_structure(lambda column: column[0], data))
+            has_weights = bool(np.ptp(getattr(info, "weight", 1.0)))
+            found.append((np.bincount(batch.next_time_step.reward.numpy().astype(int)).tolist(), has_weights))
+            feed.close()
+            learner.close()
+    assert found == [([0, 8], False), ([6, 2], False), ([0, 1, 7], False), ([8], True)]
 
 
 def test_collector_writes_the_items_of_the_ordered_steps_once(parts, tmp_path):

@@ -19,7 +19,7 @@ CONFIG = TrainingConfig(
     online_steps=30,
     warmup_steps=10,
     batch_size=8,
-    eval_every=20,
+    eval_every=30,
     eval_episodes=1,
     hyperparameters={"hidden_sizes": (8, 8)},
 )
@@ -40,9 +40,10 @@ def ray(monkeypatch):
 
 
 def test_run_trains_on_a_dataset_and_collected_items(ray, tmp_path, monkeypatch):
-    added = []
+    added, evaluated = [], []
 
     def change_collectors(status, config):
+        evaluated.append(status["evaluation"].get("step"))
         if not added:  # The first progress is shown.
             added.append(training.add_collector())
             training.remove_collector("collector_1")
@@ -69,7 +70,7 @@ def test_run_trains_on_a_dataset_and_collected_items(ray, tmp_path, monkeypatch)
     assert all(actor.is_killed for actor in ray.actors) and ray.options is None and ray.group is None
     assert (status["step"], status["stop_reason"], status["replay_size"]["offline"]) == (24, "complete", 30)
     assert status["collected_steps"] >= 30
-    assert run.evaluations["step"].tolist()[-1] == 24 and run.best_return is not None
+    assert run.evaluations["step"].tolist()[-1] == evaluated[-1] == 24 and run.best_return is not None
     assert (run.path / "curve.png").exists() and run.progress["step"].tolist()[-1] == 24
 
 

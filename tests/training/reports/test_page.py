@@ -2,8 +2,12 @@
 
 import base64
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
+
+from rlds2reverb.envs.film import Film
 from rlds2reverb.learners.figure_style import escape_label, make_figure
 from rlds2reverb.training.reports.page import Page
 
@@ -19,6 +23,7 @@ def make_page():
     figure = make_figure(4, 2)
     figure.add_subplot().set_title(escape_label(HOSTILE))
     page.add_figure(HOSTILE, figure, caption=HOSTILE)
+    page.add_film(HOSTILE, Film(Path(__file__), np.zeros(1), np.ones(1), 1, 1.0, (1, 1)), caption=HOSTILE)
     return page.build()
 
 
