@@ -203,7 +203,9 @@ def test_many_failures_for_the_same_reason_are_those_of_the_source(tmp_path):
 def test_first_damage_is_named_if_no_episode_can_be_read(tmp_path):
     path = write_sample(tmp_path / "x", LENGTHS, features={CAMERA: None})
     next(path.glob("data/*/*.parquet")).unlink()
-    with pytest.raises(SourceError, match="no episode with steps that can be read; the first error: .* is missing; copy"):
+    with pytest.raises(
+        SourceError, match="no episode with steps that can be read; the first error: .* is missing; copy"
+    ):
         _ = load(path, on_invalid="skip_episode").step_spec
 
 
