@@ -200,13 +200,17 @@ def test_many_failures_for_the_same_reason_are_those_of_the_source(tmp_path):
     assert len(errors) == 100 and {error.message for error in errors} == {errors[0].message}
 
 
-def test_first_damage_is_named_if_no_episode_can_be_read(tmp_path):
+def test_first_damage_is_named_if_no_episode_can_be_read(tmp_path, capsys):
     path = write_sample(tmp_path / "x", LENGTHS, features={CAMERA: None})
     next(path.glob("data/*/*.parquet")).unlink()
     with pytest.raises(
         SourceError, match="no episode with steps that can be read; the first error: .* is missing; copy"
     ):
         _ = load(path, on_invalid="skip_episode").step_spec
+    code = run(
+        ["train", "--data", str(path), "--algo", "bc", "--on-invalid", "skip_episode", "--run-dir", str(path / "run")]
+    )
+    assert code == 2 and "requires them; 5 invalid episodes are left out, such as: " in capsys.readouterr().err
 
 
 def test_function_ends_at_an_episode_that_cannot_be_read():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,8 +62,15 @@ def _open_files(name: str, paths: Sequence[Path], cameras: Sequence[str] | None)
     with hdf5.open_hdf5(_choose_intact(paths)) as file:
         columns = hdf5.list_columns(file, _OBSERVATIONS)
         unread = tuple(sorted({*hdf5.list_names(file)} - {*_USED}))
-    known = {".".join(path): path for path in columns if _IMAGES in path[0]}
-    unwanted = {} if cameras is None else {*known} - {*select_cameras(list(known), cameras, name)}
+    known = [".".join(path) for path in columns if _IMAGES in path[0]]
+    selected = known if cameras is None else select_cameras(known, cameras, name)
+
+    def is_selected(path: tuple[str, ...]) -> bool:
+        return cameras is None or _IMAGES not in path[0] or ".".join(path) in selected
+
+    def list_columns() -> Iterable[tuple[str, ...]]:
+        found = (hdf5.list_all_columns(path, [_OBSERVATIONS]) for path in paths)
+        return filter(is_selected, set[tuple[str, ...]]().union(*found))
 
     def read(left_out: Paths, first: int, stop: int | None) -> Iterator[Episode]:
         for index in range(len(paths))[first:stop]:
@@ -72,13 +79,13 @@ def _open_files(name: str, paths: Sequence[Path], cameras: Sequence[str] | None)
                 actions = {key: hdf5.read_nest(file, key, f"{where}: '") for key in (fields.ACTION, _BASE_ACTION)}
                 nest: dict[str, Any] = {key: column for key, column in actions.items() if column is not None}
                 for path in hdf5.list_columns(file, _OBSERVATIONS):
-                    if path not in left_out:
+                    if is_selected(path) and path not in left_out:
                         column = _read_column(file, path, where)
                         insert_column(nest, (fields.OBSERVATION, *path), column, where)
                 metadata = read_attributes(file, ())
             yield replace(make_demonstration(where, index, nest), metadata=metadata)
 
-    count, reader = len(paths), ColumnReader(read, lambda: columns, frozenset(known[camera] for camera in unwanted))
+    count, reader = len(paths), ColumnReader(read, list_columns)
     source = Source(
         *(name, "aloha", reader.read, count),
         warnings=(describe_demonstrations(name),),

@@ -11,8 +11,8 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +242,16 @@ def list_columns(file: h5py.File, name: str) -> list[tuple[str, ...]]:
     """
     node = _find_node(file, name)
     return sorted(path for path, _ in walk(node)) if isinstance(node, h5py.Group) else []
+
+
+def list_all_columns(path: Path, names: Iterable[str]) -> set[tuple[str, ...]]:
+    """Returns the paths of the datasets in any of some groups of a file, relative to them, unless they are damaged."""
+    found: set[tuple[str, ...]] = set()
+    with suppress(SourceError), open_hdf5(path) as file:
+        for name in names:
+            with suppress(SourceError):
+                found.update(list_columns(file, name))
+    return found
 
 
 def _find_node(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | None:

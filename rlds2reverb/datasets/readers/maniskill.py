@@ -65,8 +65,7 @@ def open_maniskill(path: Path) -> Source:
         warnings.append(f"{path.name} has no rewards, so that all are 0; use it for cloning")
 
     def list_columns() -> Iterable[tuple[str, ...]]:
-        with hdf5.open_hdf5(path) as file:
-            return hdf5.list_columns(file, f"{names[0]}/{_OBSERVATIONS}")
+        return hdf5.list_all_columns(path, [f"{name}/{_OBSERVATIONS}" for name in names])
 
     def read(left_out: Paths, first: int, stop: int | None) -> Iterator[Episode]:
         with hdf5.open_hdf5(path) as file:

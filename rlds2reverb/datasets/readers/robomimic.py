@@ -100,8 +100,7 @@ def open_robomimic(path: Path, *, split: str | None = None) -> Source:
     described["assumed_fields"] = () if REWARDS in contents.optional else (fields.REWARD,)
 
     def list_columns() -> Iterable[tuple[str, ...]]:
-        with hdf5.open_hdf5(path) as file:
-            return hdf5.list_columns(file, f"{demos[0]}/{OBSERVATIONS}")
+        return hdf5.list_all_columns(path, [f"{demo}/{OBSERVATIONS}" for demo in demos])
 
     def read(left_out: Paths, first: int, stop: int | None) -> Iterator[Episode]:
         check = ContinuityCheck(path.name, contents.num_rows, ROWS_IN_ORDER_ADVICE)

@@ -29,7 +29,7 @@ from ..moments import ObservationMoments, mark_transitions
 from ..source import Source
 from ..task_texts import TASK_FIELDS
 from ..transforms import CastFloats, Clipping, CutAtTerminal, DropFields, EpisodeFn, Transform, apply_transforms
-from ..valid_episodes import count_skipped
+from ..valid_episodes import count_skipped, describe_skipped
 from .image_files import Decoder, decode_images
 from .layout import Layout, find_image, has_images
 from .step_columns import MemoryColumns, StepColumns
@@ -196,7 +196,8 @@ def read_steps(
             builder = _Builder(source, stored, batch, names, require, decode_images)
         builder.add(batch)
     if builder is None or not builder.returns:
-        raise SourceError("the dataset has no transitions, but training requires them")
+        left_out = describe_skipped(source, len(source.skipped or ()))
+        raise SourceError("; ".join(["the dataset has no transitions, but training requires them", *left_out]))
     return replace(builder.finish(texts, num_empty), num_skipped=count_skipped(source, num_read))
 
 

@@ -9,6 +9,7 @@ from PIL import Image
 from robot_files import encode_image, make_images, write_aloha
 
 from rlds2reverb import load, write_dataset
+from rlds2reverb.datasets.transforms import DropFields, apply_transforms
 from rlds2reverb.errors import SourceError
 
 
@@ -76,6 +77,15 @@ def test_cameras_selects_images(tmp_path):
     assert "images" not in load(folder, cameras=[]).step_spec["observation"]
     with pytest.raises(SourceError, match="x must have one camera 'front', got 0; its cameras are images.cam_high, im"):
         load(folder, cameras=["front"])
+
+
+def test_cameras_that_the_first_episode_lacks_are_left_out(tmp_path):
+    folder = write_aloha(tmp_path / "x")
+    with h5py.File(folder / "episode_0.hdf5", "a") as file:
+        del file["observations/images/cam_high"]
+    drop = [DropFields(("observation/images/cam_high",))]
+    for source in (load(folder, cameras=["cam_low"]), apply_transforms(load(folder), drop)[0]):
+        assert [list(episode.steps["observation"]["images"]) for episode in source] == [["cam_low"]] * 2
 
 
 def test_damaged_image_names_file_column_and_step(tmp_path):

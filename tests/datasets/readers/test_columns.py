@@ -55,6 +55,27 @@ def test_columns_that_are_dropped_are_not_read(tmp_path, write, column, dropped)
         list(apply_transforms(load(path), [DropFields((dropped, "observation/none"))])[0])
 
 
+@pytest.mark.parametrize(
+    ("write", "first", "column", "dropped"),
+    [
+        (write_maniskill, "traj_0/obs", "traj_2/obs/sensor_data/base_camera/rgb", "observation/sensor_data"),
+        (
+            write_isaac_lab,
+            "data/demo_0/obs",
+            "data/demo_1/obs/datagen_info/eef_pose/franka",
+            "observation/datagen_info",
+        ),
+    ],
+)
+def test_columns_are_dropped_when_the_first_episode_is_damaged(tmp_path, write, first, column, dropped):
+    path = write(tmp_path / "x.hdf5")
+    damage_column(path, column)
+    with h5py.File(path, "a") as file:
+        del file[first]
+    source, _ = apply_transforms(load(path, on_invalid="skip_episode"), [DropFields((dropped,))])
+    assert [episode.index for episode in source] == [1, 2] and list(source.skipped) == [0]
+
+
 def test_columns_are_converted_to_native_byte_order(tmp_path):
     swapped = {name: column.astype(column.dtype.newbyteorder(">")) for name, column in ROWS.items()}
     with h5py.File(tmp_path / "big_endian.hdf5", "w") as file:
