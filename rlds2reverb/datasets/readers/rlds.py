@@ -57,6 +57,8 @@ EPISODE_FIELDS = {SEED: np.int64, **dict.fromkeys(_MARKS, np.bool_)}
 _D4RL_BUILDERS = "d4rl_"
 _BUILDER_NAME = re.compile(r"[a-z][a-z0-9_]{0,99}(/[A-Za-z0-9_.\-]{1,99})?(:\d{1,9}\.\d{1,9}\.\d{1,9})?")
 _VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
+#: Name of a `tf.data.Dataset`, which decodes its fields itself.
+_UNPREPARED = "RLDS dataset"
 _MAX_EPISODES_COMPARED = 16
 #: Fields whose last rows tell what last rows mean.
 _EVIDENCE = (fields.ACTION, fields.REWARD, fields.IS_LAST)
@@ -83,7 +85,7 @@ def from_rlds_dataset(
       SourceError: If there are no `steps`, a step has no observation or action, or the last rows of episodes do not
         tell what they mean; while iterating, if a record is damaged.
     """
-    conventions = _find_conventions("RLDS dataset", dataset, last_step, missing or {}, [lambda: dataset])
+    conventions = _find_conventions(_UNPREPARED, dataset, last_step, missing or {}, [lambda: dataset])
     described = _describe_conventions(conventions, dataset.element_spec)
     return Source(conventions.name, "rlds", lambda: _read_episodes(conventions, dataset), **described)
 
@@ -186,6 +188,9 @@ def _read_rows(
 
     from .rlds_episodes import read_episodes
 
+    is_prepared = name != _UNPREPARED
+    advice = "leave {} out" if is_prepared else "pass load() a tf.data.Dataset whose steps do not contain {}"
+    remedy: dict[str, Any] = {"DropFields": ...} if is_prepared else {}
     try:
         for episode in read_episodes(dataset, other_fields):
             yield episode
@@ -193,17 +198,14 @@ def _read_rows(
     except tf.errors.OpError as error:
         if component := _RAGGED.search(str(error.message)):
             field = path_name(leaves(dataset.element_spec[fields.STEPS].element_spec)[int(component[1])][0])
-            raise SourceError(
-                f"{name}: {field} differs in shape between the steps of episode {index}; pass load() a tf.data.Dataset "
-                "whose steps do not contain it, or prepare the dataset without it"
-            ) from error
+            sentence = f"{name}: {field} differs in shape between the steps of episode {index}"
+            raise SourceError(f"{sentence}; {advice.format('it')}", **remedy) from error
         # The message without the names of TensorFlow's graph nodes.
         reason = re.sub(r"\{\{.*?\}\}|\[Op:.*", "", str(error.message).splitlines()[0]).replace("'", "").strip()
-        advice = "" if isinstance(error, tf.errors.DataLossError) else ", or leave out a damaged field"
-        raise SourceError(
-            f"{name} is damaged at episode {index} ({reason}); copy or prepare it again{advice}",
-            **({"DropFields": ...} if advice else {}),
-        ) from error
+        sentence = f"{name} is damaged at episode {index} ({reason}); copy or prepare it again"
+        if isinstance(error, tf.errors.DataLossError):
+            raise SourceError(sentence) from error
+        raise SourceError(f"{sentence}, or {advice.format('a damaged field')}", **remedy) from error
 
 
 def _is_readable(spec: Any) -> bool:

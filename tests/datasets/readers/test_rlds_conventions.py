@@ -241,6 +241,15 @@ def test_field_of_varying_shape_is_named():
     steps = tf.data.Dataset.from_generator(generate, output_signature=signature)
     with pytest.raises(SourceError, match=r"step\['boxes'\] differs in shape between the steps of episode 0; pass"):
         load(tf.data.Dataset.from_tensors(0).map(lambda _: {"steps": steps}))
+    damaged = rlds_dataset([columns]).map(lambda episode: {"steps": episode["steps"].map(_decode)})
+    with pytest.raises(
+        SourceError, match=r"is damaged at episode 0 .*, or pass load\(\) .* do not contain a damaged field"
+    ):
+        load(damaged)
+
+
+def _decode(step):
+    return {**step, "image": tf.io.decode_png(tf.constant(b"no image"))[:1, :1, 0]}
 
 
 def test_last_flag_that_is_never_set_makes_episodes_unterminated():
