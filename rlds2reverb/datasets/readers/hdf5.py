@@ -355,7 +355,13 @@ def require_plausible_size(where: str, stored_bytes: int, declared_bytes: int) -
 def require_safe(datasets: Collection[h5py.Dataset], where: str) -> None:
     """Raises `SourceError` if datasets refer to other files, in total exceed a limit, or are incomplete."""
     require_bounded(datasets, where)
-    for missing in filter(None, map(_count_missing_chunks, datasets)):
+    for dataset in datasets:
+        require_complete(dataset, where)
+
+
+def require_complete(dataset: h5py.Dataset, where: str) -> None:
+    """Raises `SourceError` if chunks of a dataset are missing."""
+    if missing := _count_missing_chunks(dataset):
         raise SourceError(
             f"{where} is missing {missing:,} of its chunks, because it was not written completely; write it again, "
             "zeros included"

@@ -215,8 +215,8 @@ def _load_episodes(
         return
     with hdf5.open_hdf5(storage.data_path / "main_data.hdf5") as file:
         for index in indices:
-            group: Any = hdf5.open_member(file, f"episode_{index}")
-            infos = hdf5.open_member(group, "infos") or {}
+            group = file[f"episode_{index}"]
+            infos = group.get("infos", {})
             yield {
                 "infos": {name: _load(infos, name, None) if name in extra_fields else None for name in infos},
                 "observations": _load(group, "observations", storage.observation_space, left_out),
@@ -230,7 +230,7 @@ def _load(group: Any, name: str, space: Any, left_out: Paths = frozenset()) -> A
     from gymnasium import spaces
     from minari.dataset.minari_storage import is_image_space
 
-    member: Any = hdf5.open_member(group, name)
+    member = group[name]  # `_check_file` has found no link.
     if isinstance(space, spaces.Tuple):
         return tuple(_load(member, f"_index_{place}", part) for place, part in enumerate(space.spaces))
     if isinstance(member, h5py.Group):
@@ -238,10 +238,8 @@ def _load(group: Any, name: str, space: Any, left_out: Paths = frozenset()) -> A
         inner = {name: frozenset(path[1:] for path in left_out if path[0] == name) for name in names}
         nest = {name: _load(member, name, None if space is None else space[name], inner[name]) for name in names}
         return {name: part for name, part in nest.items() if not isinstance(part, dict) or part}
-    where = hdf5.describe_member(group, name)
-    if member is None:
-        raise SourceError(f"{where} is missing")
-    hdf5.require_safe([member], where)
+    where = f"'{member.name.strip('/')}'"
+    hdf5.require_complete(member, where)
     if space is None or not is_image_space(space):
         return member[()]
     try:
