@@ -19,7 +19,7 @@ _COMPARISONS = {
 _SYMMETRIC = {"max", "min", "maximum", "minimum", "array_equal", "logical_and", "logical_or", "union1d", "isclose"}
 #: Options that guard against mistakes of programmers, change only what Python prints of an object, or only speed.
 _UNSEEN = {"strict", "frozen", "repr", "copy", "flush", "maxsize", "parallel_iterations", "autograph", "jit_compile",
-           "reduce_retracing"}  # fmt: skip
+           "reduce_retracing", "kw_only"}  # fmt: skip
 #: Options of Matplotlib for the looks of a figure.
 _UNSEEN |= {"linewidth", "linewidths", "markersize", "frameon", "bbox_to_anchor", "height_ratios", "dpi"}
 _CLOCKS = {"monotonic", "perf_counter", "time", "sleep"}

@@ -112,8 +112,10 @@ def test_table_with_priorities_has_a_warning_for_uniform_sampling(server, source
         warning = "the table samples items by priority; do the same here for importance weights (sampler='prioritized')"
         got = open_data(trajectories, TrainingConfig("rebrac"))
         assert got.table.has_trajectories and got.table.table == "other" and got.warnings == (warning,)
+        assert got.collected_adder == TrajectoryWindows(2)
         assert open_data(trajectories, IQL.replace(sampler="prioritized")).warnings == ()
-    assert open_data(server, IQL).warnings == ()
+    got = open_data(server, IQL)
+    assert got.warnings == () and got.collected_adder is got.adder
 
 
 @pytest.mark.parametrize(
@@ -197,7 +199,11 @@ def test_tables_with_discrete_actions_that_are_vectors_raise():
 
 
 def test_discrete_actions_of_a_table_require_an_environment():
-    log = {"observations": np.zeros((4, 2), np.float32), "actions": np.arange(3), "rewards": np.ones(3, np.float32)}
+    log = {
+        "observations": np.tile(np.float32([0, 90]), (4, 1)),
+        "actions": np.arange(3),
+        "rewards": np.float32([1] * 3),
+    }
     source = load([{**log, "terminated": True}])
     with ReplayServer([TableConfig()], NStep(1, 0.99).item_spec(source.step_spec)) as server:
         ingest(source, server, adder=NStep(1, 0.99))
@@ -207,3 +213,5 @@ def test_discrete_actions_of_a_table_require_an_environment():
             open_data(server, TrainingConfig("dqn"))
         got = open_data(server, TrainingConfig("dqn"), action_space=Discrete(5, start=-1))
         assert (int(got.action_spec.minimum), int(got.action_spec.maximum)) == (-1, 3)
+        (warning,) = got.warnings
+        assert "step['observation'] at [1], up to 90; normalise them with the hyperparameters" in warning

@@ -83,6 +83,8 @@ def test_train_returns_a_run_that_can_be_continued_and_loaded(hopper, tmp_path, 
     assert run.progress["step"].tolist() == load_run(tmp_path / "run").progress["step"].tolist() == [20, 40, 60]
     config = TrainingConfig.from_dict(run.configuration)
     assert (config.algo, config.steps, config.batch_size, config.normalize_observations) == ("td3_bc", 60, 8, True)
+    with pytest.raises(CheckpointError, match="steps must be at least 60, the number of updates that .* already made"):
+        train(hopper, "td3_bc", tmp_path / "run", steps=59, **SMALL)
 
 
 @pytest.mark.slow

@@ -1,16 +1,22 @@
 """The checks of the directory and of the data before a run on a cluster is started."""
 
+import gymnasium
 import numpy as np
 import pytest
 
-from rlds2reverb import CheckpointError, TrainingConfig, load, load_run, train
+from rlds2reverb import CheckpointError, Selector, TableConfig, TrainingConfig, load, load_run, train
 from rlds2reverb.system.sealed_files import save_json
 from rlds2reverb.training import Progress
 from rlds2reverb.training.cluster import ClusterTraining, launch
+from rlds2reverb.training.cluster.reverb_comm_learner import ReplayTables
 from rlds2reverb.training.cluster.run_preparation import prepare
 
 QUIET = Progress(quiet=True)
 SMALL = {"steps": 4, "batch_size": 8, "env": None, "hyperparameters": {"hidden_sizes": (8, 8)}}
+
+
+PENDULUM = {"observations": np.zeros((9, 3), np.float32), "actions": np.zeros((8, 1), np.float32)}
+PENDULUM |= {"rewards": np.zeros(8, np.float32), "terminated": False}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +70,21 @@ def test_data_that_do_not_match_their_name_are_trained_on_without_evaluation(hop
     assert warning.startswith("warning: no evaluation: ") and warning.endswith("was recorded in (env)")
 
 
-def test_replay_servers_share_the_capacity(tmp_path):
+def make_pendulum():
+    return gymnasium.make("Pendulum-v1")
+
+
+def test_tables_and_environments_follow_from_the_options(hopper, tmp_path):
     config = TrainingConfig("sac", env="Pendulum-v1", steps=0, online_steps=20_000, replay_size=10)
-    (table,) = prepare(None, config, tmp_path / "run", 4, QUIET).tables
-    assert table.max_size == 3
+    for env, make_env in (("Pendulum-v1", gymnasium.spec("Pendulum-v1")), (make_pendulum, make_pendulum)):
+        parts = prepare(None, config.replace(env=env), tmp_path / "run", 4, QUIET)
+        assert parts.evaluator["make_env"] == make_env
+    assert parts.tables == [TableConfig("collected", Selector("uniform"), max_size=3)]  # Servers share the capacity.
+    assert parts.replay == ReplayTables(False, collected_ratio=0.5, num_updates=19_000) and parts.dataset is None
+    parts = prepare(hopper, TrainingConfig("iql", sampler="prioritized", **SMALL), tmp_path / "run", 4, QUIET)
+    assert parts.tables == [TableConfig("offline", Selector("prioritized", 0.6))] and parts.evaluator is None
+    assert parts.replay == ReplayTables(True, num_offline_updates=4, is_prioritized=True, num_updates=4)
+    online = config.replace(steps=5, online_ratio=0.25)
+    parts = prepare([PENDULUM], online, tmp_path / "run", 1, QUIET)
+    assert [table.name for table in parts.tables] == ["offline", "collected"]
+    assert parts.replay == ReplayTables(True, num_offline_updates=5, collected_ratio=0.25, num_updates=19_005)

@@ -1,5 +1,6 @@
 """Reports on training runs: curves, Q-values against achieved returns, throughput, and histograms."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -90,6 +91,8 @@ def test_report_says_nothing_on_q_values_of_runs_without_them(tmp_path):
     assert "No run stopped with an error." in page and "Q-values" not in page
     page = report_runs([tmp_path / "bc", write_run(tmp_path / "iql")]).html
     assert "of the achieved discounted returns in 1 of 2 runs, which logged both." in page
+    sections = ["Runs", "Findings", "Learning curves", "Q-values and achieved returns", "Throughput"]
+    assert re.findall("<h2[^>]*>(.*?)</h2>", page) == [*sections, "Priorities and importance weights"]
 
 
 def test_report_shows_losses_on_held_out_episodes(tmp_path):
