@@ -437,6 +437,41 @@ def test_damage_blocks_one_episode_of_minari_and_none_without_the_field(tmp_path
         assert all(episode.steps["observation"].keys() == names for episode in dropped)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("data_format", ["arrow", "parquet"])
+def test_damage_blocks_one_episode_of_minari_in_arrow(tmp_path, monkeypatch, data_format):
+    import gymnasium as gym
+    import minari
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    image = gym.spaces.Box(0, 255, (32, 32, 3), np.uint8)
+    buffers = [
+        EpisodeBuffer(
+            id=index,
+            observations={"front": [np.zeros((32, 32, 3), np.uint8)] * 3, "state": [np.full(2, index, np.float32)] * 3},
+            actions=[np.zeros(1, np.float32)] * 2,
+            rewards=[0.0, 1.0],
+            terminations=[False, True],
+            truncations=[False, False],
+        )
+        for index in range(4)
+    ]
+    minari.create_dataset_from_buffers(
+        "x-v0",
+        buffers,
+        observation_space=gym.spaces.Dict(front=image, state=gym.spaces.Box(-9, 9, (2,), np.float32)),
+        action_space=gym.spaces.Box(-1, 1, (1,), np.float32),
+        data_format=data_format,
+    )
+    (file,) = (tmp_path / "x-v0/data/2").glob(f"*.{data_format}")
+    file.write_bytes(file.read_bytes()[:100])
+    source = load("x-v0", on_invalid="skip_episode")
+    for kept in source, apply_transforms(source, [DropFields(("observation/front",))])[0]:
+        assert [int(episode.steps["observation"]["state"][0, 0]) for episode in kept] == [0, 1, 3]
+    assert [*source.skipped] == [2]
+
+
 # --- in memory
 
 

@@ -115,12 +115,14 @@ def open_minari(
     selected = range(total) if indices is None else indices
 
     def read(left_out: Paths, first: int, stop: int | None) -> Iterator[Episode]:
-        return _read_episodes(directory, storage, selected[first:stop], tuple(extra_fields), first, left_out)
+        space = _leave_out(storage.observation_space, left_out)
+        kept = type(storage)(storage.data_path, space, storage.action_space) if left_out else storage
+        return _read_episodes(directory, kept, selected[first:stop], tuple(extra_fields), first)
 
     source = Source(
         name,
         "minari",
-        ColumnReader(read, lambda: _list_paths(storage.observation_space) if storage.FORMAT == "hdf5" else ()).read,
+        ColumnReader(read, lambda: _list_paths(storage.observation_space)).read,
         count=lambda: len(selected),
         num_episodes=len(selected),
         num_rows=metadata["total_steps"] if len(selected) == total else None,
@@ -182,14 +184,14 @@ def _download_if_missing(name: str) -> Path:
 
 
 def _read_episodes(
-    directory: Path, storage: Any, indices: Sequence[int], extra_fields: Sequence[str], first: int, left_out: Paths
+    directory: Path, storage: Any, indices: Sequence[int], extra_fields: Sequence[str], first: int
 ) -> Iterator[Episode]:
     """Yields the episodes with these indices in the files, numbered from `first`."""
     episodes: Iterator[tuple[dict[str, Any], dict[str, Any]]] | None = None
     for index in range(first, first + len(indices)):
         try:
             if episodes is None:
-                loaded = _load_episodes(storage, indices, extra_fields, left_out)
+                loaded = _load_episodes(storage, indices, extra_fields)
                 episodes = zip(loaded, storage.get_episode_metadata(indices), strict=True)
             episode, metadata = next(episodes)
         except Exception as error:  # minari raises AssertionError and lets through any error of numpy and h5py.
@@ -206,12 +208,11 @@ def _read_episodes(
         yield add_contradictions(made, {"length": stated})
 
 
-def _load_episodes(
-    storage: Any, indices: Sequence[int], extra_fields: Sequence[str], left_out: Paths
-) -> Iterator[dict[str, Any]]:
-    """Yields what `storage.get_episodes` does; from HDF5 files, only what is needed is read."""
+def _load_episodes(storage: Any, indices: Sequence[int], extra_fields: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yields what `storage.get_episodes` does, one by one; from HDF5 files, only what is needed is read."""
     if storage.FORMAT != "hdf5":
-        yield from storage.get_episodes(indices)
+        for index in indices:  # Arrow would open all of them before the first one.
+            yield from storage.get_episodes([index])
         return
     with hdf5.open_hdf5(storage.data_path / "main_data.hdf5") as file:
         for index in indices:
@@ -219,13 +220,13 @@ def _load_episodes(
             infos = group.get("infos", {})
             yield {
                 "infos": {name: _load(infos, name, None) if name in extra_fields else None for name in infos},
-                "observations": _load(group, "observations", storage.observation_space, left_out),
+                "observations": _load(group, "observations", storage.observation_space),
                 "actions": _load(group, "actions", storage.action_space),
                 **{name: _load(group, name, None) for name in ("rewards", "terminations", "truncations")},
             }
 
 
-def _load(group: Any, name: str, space: Any, left_out: Paths = frozenset()) -> Any:
+def _load(group: Any, name: str, space: Any) -> Any:
     """Returns a column of a group, or a nest of columns like the space, if there is one."""
     from gymnasium import spaces
     from minari.dataset.minari_storage import is_image_space
@@ -233,11 +234,10 @@ def _load(group: Any, name: str, space: Any, left_out: Paths = frozenset()) -> A
     member = group[name]  # `_check_file` has found no link.
     if isinstance(space, spaces.Tuple):
         return tuple(_load(member, f"_index_{place}", part) for place, part in enumerate(space.spaces))
+    if isinstance(space, spaces.Dict):
+        return {key: _load(member, key, part) for key, part in space.spaces.items()}
     if isinstance(member, h5py.Group):
-        names = [name for name in hdf5.list_names(member) if (name,) not in left_out]
-        inner = {name: frozenset(path[1:] for path in left_out if path[0] == name) for name in names}
-        nest = {name: _load(member, name, None if space is None else space[name], inner[name]) for name in names}
-        return {name: part for name, part in nest.items() if not isinstance(part, dict) or part}
+        return {key: _load(member, key, None) for key in member}
     where = f"'{member.name.strip('/')}'"
     hdf5.require_complete(member, where)
     if space is None or not is_image_space(space):
@@ -247,6 +247,17 @@ def _load(group: Any, name: str, space: Any, left_out: Paths = frozenset()) -> A
     except ValueError as error:
         raise SourceError(f"{where}: {error}; copy or download it again, or leave it out", DropFields=...) from error
     return images[..., 0] if len(space.shape) == 2 else images
+
+
+def _leave_out(space: Any, left_out: Paths) -> Any:
+    """Returns a space without some parts of nested dicts, nor dicts that become empty."""
+    from gymnasium import spaces
+
+    if not isinstance(space, spaces.Dict):
+        return space
+    inner = {name: frozenset(path[1:] for path in left_out if path[0] == name) for name in space.spaces}
+    parts = {name: _leave_out(part, inner[name]) for name, part in space.items() if (name,) not in left_out}
+    return spaces.Dict({name: part for name, part in parts.items() if part != spaces.Dict()})
 
 
 def _list_paths(space: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
