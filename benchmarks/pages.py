@@ -161,7 +161,8 @@ def make_results_table(file: str = "") -> str:
     found = describe(file)
     text = "{updates} updates. The data: {episodes} episodes"
     text += ", mean return {mean_return}, best return {best_return}." if "mean_return" in found else "."
-    return f"{make_table(rows)}\n\n{text.format(**found)} [All evaluations](results/{file}.csv)"
+    commits = ", ".join(dict.fromkeys(row["commit"] for row in read(RESULTS / f"{file}.csv")))
+    return f"{make_table(rows)}\n\n{text.format(**found)} [All evaluations](results/{file}.csv), at {commits}"
 
 
 # --- Estimates of off-policy evaluation
