@@ -18,13 +18,20 @@ def as_dict(value: Any) -> dict[str, Any]:
 
 def read_json(path: Path) -> Any:
     """Returns the content of a JSON file, or of each line of a JSONL file; raises `SourceError` if it is damaged."""
+    place = str(path)
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
             raise ValueError(f"it has {path.stat().st_size:,} bytes")
         text = path.read_text(encoding="utf-8-sig")
-        return json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines() if line]
+        if path.suffix == ".json":
+            return json.loads(text)
+        found = []
+        for number, line in enumerate(text.splitlines(), 1):
+            place = f"line {number} of {path}"
+            found += [json.loads(line)] if line else []
+        return found
     except (OSError, ValueError, RecursionError) as error:
-        raise SourceError(f"{path} cannot be read as JSON ({error}); copy or download it again") from error
+        raise SourceError(f"{place} cannot be read as JSON ({error}); copy or download it again") from error
 
 
 def parse_object(text: str | None) -> dict[str, Any]:

@@ -217,11 +217,15 @@ def test_invalid_metadata_raise(copy, name, changes, message):
         load(path)
 
 
-def test_episodes_without_rows_and_videos_without_timestamps_raise(copy):
+def test_damaged_episodes_and_videos_without_timestamps_raise(copy):
     path = copy("v2.1/c2")
     episodes = path / "meta/episodes.jsonl"
-    episodes.write_text(episodes.read_text().replace('"length": 9', '"length": 0'))
+    lines = episodes.read_text()
+    episodes.write_text(lines.replace('"length": 9', '"length": 0'))
     with pytest.raises(SourceError, match="episode 1 has no rows"):
+        load(path)
+    episodes.write_text(lines.replace('"length": 9', '"leng'))
+    with pytest.raises(SourceError, match="line 2 of .*episodes.jsonl cannot be read as JSON"):
         load(path)
     path = copy("v3.0/c2")
     info = json.loads((path / "meta/info.json").read_text())
