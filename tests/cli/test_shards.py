@@ -114,7 +114,10 @@ def test_shards_are_inspected_and_validated_as_a_whole(capsys, shards, tmp_path)
     assert code == 2 and "shard_1" in err and "items.tfrecord is damaged" in err
 
 
-def test_incomplete_shards_are_refused(capsys, shards, tmp_path):
+def test_incomplete_shards_are_refused(capsys, shards, tmp_path, monkeypatch):
+    monkeypatch.setattr("rlds2reverb.cli.serve.serve_until_end", pytest.fail)
+    code, _, err = call(capsys, "serve", shards, "--shards", 2)
+    assert code == 1 and "out contains 3 shards; leave out --shards" in err
     shutil.rmtree(shards / "shard_1")
     train = ("train", "--algo", "td3_bc", "--run-dir", tmp_path / "run", "--env", "none", "--data")
     for command in (("serve",), ("inspect",), ("validate",), train):

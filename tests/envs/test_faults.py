@@ -207,6 +207,9 @@ def test_interrupted_step_is_followed_by_new_episodes():
         steps = [env.step(np.zeros(2, int)) for _ in range(3)]
         assert [step.step_type.tolist() for step in steps] == [[0, 0], [1, 1], [1, 1]]
         assert [step.observation[:, 0].tolist() for step in steps] == [[0, 0], [1, 1], [2, 2]]
+        (worker,) = internals.get_workers(env)
+    with pytest.raises(Exception, match="environment 1 has been stopped"):  # As after an interrupted restart.
+        worker.wait(0.0, 0.0)
 
 
 @pytest.mark.slow

@@ -76,6 +76,7 @@ def test_best_evaluation_is_the_one_with_the_highest_mean(run):
 def resume(run, saved_at):
     """Writes entries and evaluations up to step 40, and resumes from a checkpoint; returns the new log."""
     log, state = RunLog(run, lambda step, numbers: None), None
+    evaluate(log, 0, 0.0)
     for step in (10, 20, 30, 40):
         add(log, step, float(step))
         log.show(step)
@@ -90,12 +91,12 @@ def resume(run, saved_at):
 def test_resumed_log_has_neither_gaps_nor_repeated_entries(run):
     log = resume(run, 20)
     assert (log.best_return, log.evaluated_at, log.latest["loss"]) == (20, 20, 20)
-    assert get_steps(run) == [[10, 20, 30, 40]] * 2
+    assert get_steps(run) == [[10, 20, 30, 40], [0, 10, 20, 30, 40]]
     add(log, 30, 1.0)
     log.show(30)
-    assert get_steps(run) == [[10, 20, 30], [10, 20]]
+    assert get_steps(run) == [[10, 20, 30], [0, 10, 20]]
     evaluate(log, 40, 7.0, 9.0)
-    assert get_steps(run) == [[10, 20, 30], [10, 20, 40]] and log.best_return == 20
+    assert get_steps(run) == [[10, 20, 30], [0, 10, 20, 40]] and log.best_return == 20
 
 
 def test_forgotten_evaluations_are_removed_and_no_longer_the_best(run):

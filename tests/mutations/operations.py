@@ -17,6 +17,7 @@ _COMPARISONS = {
 }  # fmt: skip
 #: Functions whose arguments can be exchanged.
 _SYMMETRIC = {"max", "min", "maximum", "minimum", "array_equal", "logical_and", "logical_or", "union1d", "isclose"}
+_SYMMETRIC |= {"equal", "not_equal"}
 #: Options that guard against mistakes of programmers, change only what Python prints of an object, or only speed.
 _UNSEEN = {"strict", "frozen", "repr", "copy", "flush", "maxsize", "parallel_iterations", "autograph", "jit_compile",
            "reduce_retracing", "kw_only"}  # fmt: skip

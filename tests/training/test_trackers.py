@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 
-from rlds2reverb import TrackerError, TrainingConfig
+from rlds2reverb import TrackerError, Training, TrainingConfig
+from rlds2reverb.training import Progress
 from rlds2reverb.training.trackers import RunTrackers
 
 
@@ -103,6 +105,18 @@ def test_invalid_trackers_raise(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install -c .* 'mlflow-skinny"):
         RunTrackers(["mlflow"], tmp_path, pytest.fail)
+
+
+def test_continued_run_notes_that_trackers_keep_earlier_scores(tmp_path, capsys):
+    log = {"observations": np.zeros((9, 3)), "actions": np.zeros((8, 1)), "rewards": np.ones(8), "terminated": False}
+    config = TrainingConfig("bc", env="Pendulum-v1", steps=5, hyperparameters={"hidden_sizes": (4,)})
+    noted = []
+    for maximum, track in ((100, [Recorder()]), (100, [Recorder()]), (50, ["tensorboard"]), (60, [Recorder()])):
+        with Training(
+            [log], config.replace(reference_returns=(0, maximum), track=track), tmp_path, progress=Progress()
+        ):
+            noted.append("trackers keep the scores that were logged with" in capsys.readouterr().err)
+    assert noted == [False, False, False, True]
 
 
 @pytest.mark.slow

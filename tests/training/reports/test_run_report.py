@@ -100,7 +100,8 @@ def test_report_shows_losses_on_held_out_episodes(tmp_path):
         for step in (10, 20):
             directory.log(step, {"loss": 2.0, "critic_loss": 1.0 / step, "validation/critic_loss": 0.1 * step})
         directory.write_config({"identity": {"algo": "iql", "seed": 0}})
-    assert "critic_loss: iql" in report_runs(tmp_path / "a").html
+    page = report_runs(tmp_path / "a").html
+    assert "critic_loss: iql" in page and ">Held-out episodes<" in page
     assert "Held-out episodes" not in report_runs(write_run(tmp_path / "b")).html
 
 
