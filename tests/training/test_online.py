@@ -9,7 +9,6 @@ from functools import partial
 import gymnasium
 import numpy as np
 import pytest
-import reverb
 import tensorflow as tf
 from counting import Counting
 from skipped_exports import skip_exports
@@ -34,7 +33,6 @@ from rlds2reverb.envs import BatchedEnvironment, GymnasiumEnvironment, Wrapper
 from rlds2reverb.envs.time_steps import LAST
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.hooks import LearnerHook
-from rlds2reverb.reverb.client import table_infos
 from rlds2reverb.training.collected_pieces import PieceConverter
 from rlds2reverb.training.collector import Collector
 from rlds2reverb.training.online import CollectedTable
@@ -49,6 +47,10 @@ SMALL = {
     "warmup_steps": 10,
     "update_every": 5,
 }
+
+
+#: Specs of time steps and actions of `Counting`.
+SPECS = ts.time_step_spec(tf.TensorSpec([2], tf.float32)), tensor_spec.BoundedTensorSpec([], tf.int64, 0, 2)
 
 
 class Killed(BaseException):
@@ -106,21 +108,9 @@ def test_collected_items_are_those_of_whole_episodes(collected):
     np.testing.assert_allclose(items["discount"], powers * np.where(ends & terminates, 0, 1))
 
 
-@pytest.mark.slow
-def test_run_with_a_table_of_collected_items_is_extended(tmp_path):
-    for online_steps in (15, 30):
-        config = TrainingConfig(
-            "dqn", env=partial(Counting, 5), online_steps=online_steps, online_replay="reverb", **SMALL
-        )
-        with Training(None, config, tmp_path) as training:
-            training.run()
-            assert table_infos(reverb.Client(training.collected_at))["collected"].current_size == online_steps
-
-
 def test_table_of_collected_items_has_the_newest_ones_and_is_restored(tmp_path):
-    specs = ts.time_step_spec(tf.TensorSpec([2], tf.float32)), tensor_spec.BoundedTensorSpec([], tf.int64, 0, 2)
-    collector, convert = Collector(partial(Counting, 9), ZeroPolicy(*specs)), PieceConverter(NStep(1, 0.5))
-    arguments = convert.item_spec(specs[0].observation, specs[1]), 5, 64
+    collector, convert = Collector(partial(Counting, 9), ZeroPolicy(*SPECS)), PieceConverter(NStep(1, 0.5))
+    arguments = convert.item_spec(SPECS[0].observation, SPECS[1]), 5, 64
     saved, restored = (CollectedTable(*arguments, squeeze=convert.squeeze) for _ in range(2))
     for _ in range(2):
         for piece in collector.collect(4):
@@ -138,9 +128,7 @@ def test_table_of_collected_items_has_the_newest_ones_and_is_restored(tmp_path):
 
 @pytest.mark.parametrize("terminates", [True, False])
 def test_only_a_termination_is_collected_as_terminal(terminates):
-    policy = RandomTFPolicy(
-        ts.time_step_spec(tf.TensorSpec([2], tf.float32)), tensor_spec.BoundedTensorSpec([], tf.int64, 0, 2)
-    )
+    policy = RandomTFPolicy(*SPECS)
     collector = Collector(partial(Counting, 4, terminates=terminates), policy)
     (piece,) = collector.collect(4, is_random=True)
     collector.close()
@@ -151,9 +139,7 @@ def test_only_a_termination_is_collected_as_terminal(terminates):
 
 def test_pieces_mark_the_first_and_last_step_of_the_episode_only():
     """Windows of an episode of 7 steps in pieces of 2 are those of the whole episode."""
-    policy = RandomTFPolicy(
-        ts.time_step_spec(tf.TensorSpec([2], tf.float32)), tensor_spec.BoundedTensorSpec([], tf.int64, 0, 2)
-    )
+    policy = RandomTFPolicy(*SPECS)
     convert = PieceConverter(TrajectoryWindows(2))
     windows = []
     for num_steps in (2, 7):
@@ -177,9 +163,7 @@ def test_pieces_mark_the_first_and_last_step_of_the_episode_only():
 @pytest.mark.parametrize("num_steps", [2, 3, 4, 8])
 def test_n_step_items_of_pieces_are_those_of_the_whole_episodes(num_steps):
     """Two episodes of 4 steps, with and without a piece that ends with an episode; item k reaches to k + 3 or the end."""
-    policy = RandomTFPolicy(
-        ts.time_step_spec(tf.TensorSpec([2], tf.float32)), tensor_spec.BoundedTensorSpec([], tf.int64, 0, 2)
-    )
+    policy = RandomTFPolicy(*SPECS)
     convert = PieceConverter(NStep(3, 0.5))
     collector = Collector(partial(Counting, 4), policy, num_kept=convert.num_kept)
     found = []
@@ -217,19 +201,15 @@ def test_exploration_is_different_in_each_step_and_for_each_seed():
     assert actions[0] == actions[1] and len({*actions[0], *actions[2]}) == 24
 
 
-def test_collector_that_has_not_started_is_saved_and_restored(tmp_path):
-    specs = ts.time_step_spec(tf.TensorSpec([2], tf.float32)), tensor_spec.BoundedTensorSpec([], tf.int64, 0, 2)
-    policy = CyclingPolicy(*specs)
-    for num_steps, num_envs in ((0, 1), (3, 1), (0, 2)):
-        first, second = (Collector(partial(Counting, 7), policy, num_envs=number) for number in (num_envs, 1))
-        if num_steps:
-            first.collect(num_steps)
-        first.save_data(tmp_path)
-        second.load_data(tmp_path)
-        assert second.num_collected == num_steps
-        assert second.collect(2)
-        first.close()
-        second.close()
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_collector_that_has_not_started_is_saved_and_restored(tmp_path, num_envs):
+    first, second = (
+        Collector(partial(Counting, 7), CyclingPolicy(*SPECS), num_envs=number) for number in (num_envs, 1)
+    )
+    first.save_data(tmp_path)
+    second.load_data(tmp_path)
+    assert second.num_collected == 0 and second.collect(2)
+    second.close()
 
 
 class Fragile(Counting):
@@ -262,8 +242,7 @@ class Losing(Wrapper):
 @pytest.mark.parametrize(("wrap", "columns"), [(Wrapper, ["action", "reward"]), (Losing, ["reward"])])
 def test_interrupted_collector_collects_the_same_steps(tmp_path, monkeypatch, interruption, wrap, columns):
     """After a lost step, actions may differ: the next episode begins at once."""
-    specs = ts.time_step_spec(tf.TensorSpec([2], tf.float32)), tensor_spec.BoundedTensorSpec([], tf.int64, 0, 2)
-    policy = tf_policy.TFPolicy(*specs)  # It cannot act, unlike random actions.
+    policy = tf_policy.TFPolicy(*SPECS)  # It cannot act, unlike random actions.
     monkeypatch.setattr(
         "rlds2reverb.training.collector.ParallelEnvironment", lambda makers: BatchedEnvironment([f() for f in makers])
     )
@@ -337,10 +316,9 @@ class CyclingPolicy(tf_policy.TFPolicy):
 
 
 def test_resumed_collector_continues_with_the_state_of_the_policy(tmp_path):
-    specs = ts.time_step_spec(tf.TensorSpec([2], tf.float32)), tensor_spec.BoundedTensorSpec([], tf.int64, 0, 2)
     actions = []
     for _ in range(3):
-        collector = Collector(Counting, CyclingPolicy(*specs))
+        collector = Collector(Counting, CyclingPolicy(*SPECS))
         if actions:
             collector.load_data(tmp_path)
         (piece,) = collector.collect(4)

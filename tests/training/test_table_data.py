@@ -1,6 +1,7 @@
 """Training from tables that already contain items: servers, directories, and pairs (server, table)."""
 
 import shutil
+from contextlib import contextmanager
 from itertools import islice
 
 import numpy as np
@@ -178,40 +179,35 @@ def test_tables_of_one_server_or_directory_are_different_data(directory):
         assert other == f"{default}, table 'other'"
 
 
-def test_tables_with_float64_raise():
-    source = load(
-        [{"observations": np.zeros((4, 2)), "actions": np.zeros((3, 1)), "rewards": np.ones(3), "terminated": True}]
-    )
+SMALL_LOG = {"observations": np.float32([[0, 90]] * 4), "rewards": np.ones(3, np.float32), "terminated": True}
+FLOAT64 = {"observations": np.zeros((4, 2)), "actions": np.zeros((3, 1)), "rewards": np.ones(3)}
+
+
+@contextmanager
+def serve_log(**columns):
+    """Provides a server with the transitions of a small log."""
+    source = load([{**SMALL_LOG, **columns}])
     with ReplayServer([TableConfig()], NStep(1, 0.99).item_spec(source.step_spec)) as server:
         ingest(source, server, adder=NStep(1, 0.99))
-        message = r"step\['action'\] of table 'replay' at .* must be float32, got float64; .* \(convert --cast-floats\)"
-        with pytest.raises(SpecMismatchError, match=message):
-            open_data(server, IQL)
+        yield server
 
 
-def test_tables_with_discrete_actions_that_are_vectors_raise():
-    log = {"observations": np.zeros((4, 2), np.float32), "actions": np.zeros((3, 1), int), "terminated": True}
-    source = load([{**log, "rewards": np.ones(3, np.float32)}])
-    with ReplayServer([TableConfig()], NStep(1, 0.99).item_spec(source.step_spec)) as server:
-        ingest(source, server, adder=NStep(1, 0.99))
-        with pytest.raises(SpecMismatchError, match=r"single integers, got int64 \[1\]; remove the last axis"):
-            open_data(server, TrainingConfig("dqn"))
+@pytest.mark.parametrize(
+    ("algo", "columns", "message"),
+    [
+        ("iql", FLOAT64, r"step\['action'\] of table 'replay' at .* must be float32, got float64; .* \(convert --cast-floats\)"),
+        ("dqn", {"actions": np.zeros((3, 1), int)}, r"single integers, got int64 \[1\]; remove the last axis"),
+        ("dqn", {"actions": np.arange(3)}, r"number of discrete actions is unknown; .* \(env or action_bounds\)"),
+    ],
+)  # fmt: skip
+def test_tables_that_cannot_be_learned_from_raise(algo, columns, message):
+    with serve_log(**columns) as server, pytest.raises(SpecMismatchError, match=message):
+        open_data(server, TrainingConfig(algo))
 
 
-def test_discrete_actions_of_a_table_require_an_environment():
-    log = {
-        "observations": np.tile(np.float32([0, 90]), (4, 1)),
-        "actions": np.arange(3),
-        "rewards": np.float32([1] * 3),
-    }
-    source = load([{**log, "terminated": True}])
-    with ReplayServer([TableConfig()], NStep(1, 0.99).item_spec(source.step_spec)) as server:
-        ingest(source, server, adder=NStep(1, 0.99))
-        with pytest.raises(
-            SpecMismatchError, match=r"number of discrete actions is unknown; .* \(env or action_bounds\)"
-        ):
-            open_data(server, TrainingConfig("dqn"))
+def test_environment_tells_the_number_of_discrete_actions_of_a_table():
+    with serve_log(actions=np.arange(3)) as server:
         got = open_data(server, TrainingConfig("dqn"), action_space=Discrete(5, start=-1))
-        assert (int(got.action_spec.minimum), int(got.action_spec.maximum)) == (-1, 3)
-        (warning,) = got.warnings
-        assert "step['observation'] at [1], up to 90; normalise them with the hyperparameters" in warning
+    assert (int(got.action_spec.minimum), int(got.action_spec.maximum)) == (-1, 3)
+    (warning,) = got.warnings
+    assert "step['observation'] at [1], up to 90; normalise them with the hyperparameters" in warning

@@ -16,27 +16,20 @@ from tf_agents.trajectories import time_step
 from rlds2reverb import (
     CheckpointError,
     InvalidEpisodeError,
-    ReplayServer,
     Source,
-    TableConfig,
     Training,
     TrainingConfig,
-    ingest,
     load,
     load_policy,
     load_run,
-    packed_signature,
     train,
     train_seeds,
 )
-from rlds2reverb.adders import NStep
 from rlds2reverb.envs import evaluate
 from rlds2reverb.learners.curves import learning_curves
 from rlds2reverb.learners.hooks import LearnerHook
 from rlds2reverb.libraries.tensorflow_internals import op_determinism
-from rlds2reverb.reverb.wire.packing import Packing
 from rlds2reverb.training import Progress, progress
-from rlds2reverb.types.tables import Selector
 
 #: Options of a run that takes a second.
 SMALL = {"env": None, "batch_size": 8, "hyperparameters": {"hidden_sizes": (8, 8)}, "log_every": 20, "progress": False}
@@ -322,17 +315,6 @@ def test_prioritized_runs_keep_their_priorities(source, tmp_path, monkeypatch):
     assert "continuing from update 20" in notes and run.progress["step"][-1] == 30
     assert len(run.priorities) == len(run.weights) >= 1
     assert (run.weights.sum(1) == run.priorities.sum(1)).all()  # One weight and one TD error for each item.
-
-
-@pytest.mark.slow
-def test_tables_of_a_server_are_sources(source, few, tmp_path):
-    adder = NStep(1, 0.99)
-    signature = packed_signature(Packing(adder.item_spec(source.step_spec), True))
-    with ReplayServer([TableConfig("mine", Selector("prioritized", 0.6))], signature) as server:
-        ingest(source, server, "mine", adder=adder, layout="packed")
-        run = train((server, "mine"), "iql", tmp_path / "a", steps=4, sampler="prioritized", **SMALL)
-        assert run.data_return is None and run.progress["step"].tolist() == [4]
-        assert train(server.address, "bc", tmp_path / "b", steps=4, **SMALL).progress["step"].tolist() == [4]
 
 
 def test_op_determinism_is_restored():
