@@ -44,7 +44,7 @@ def test_sampled_actions_fill_their_bounds_and_are_normal_without():
     )
 
 
-def test_strings_may_be_shorter_than_those_of_the_spec():
+def test_strings_may_be_shorter_than_in_the_spec():
     spec = ArraySpec((), np.dtype("U3"))
     require_spec(np.array("ab"), spec, "text")
     for value in (np.array("abcd"), np.array(b"ab"), "ab"):

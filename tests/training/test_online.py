@@ -161,7 +161,7 @@ def test_pieces_mark_the_first_and_last_step_of_the_episode_only():
 
 
 @pytest.mark.parametrize("num_steps", [2, 3, 4, 8])
-def test_n_step_items_of_pieces_are_those_of_the_whole_episodes(num_steps):
+def test_n_step_items_of_pieces_match_whole_episodes(num_steps):
     """Two episodes of 4 steps, with and without a piece that ends with an episode; item k reaches to k + 3 or the end."""
     policy = RandomTFPolicy(*SPECS)
     convert = PieceConverter(NStep(3, 0.5))
@@ -370,7 +370,7 @@ def test_batches_contain_the_given_share_of_collected_items(after_dataset):
     assert sorted(int(path.name) for path in (run.path / "checkpoints").glob("0*")) == [2, 54]  # Phases begin with one.
 
 
-def test_rewards_of_the_last_collected_items_are_transformed_as_those_of_the_dataset(after_dataset):
+def test_rewards_of_the_newest_items_are_transformed_as_in_the_dataset(after_dataset):
     batches, _ = after_dataset
     for number, (observations, _, rewards) in enumerate(batches[2:]):
         newest = 3 + number // 4  # Three episodes are collected before the first update, and one before each fourth.
