@@ -385,6 +385,14 @@ def test_collected_actions_are_the_policy_s_after_training_on_a_dataset(after_da
     assert set(actions[observations >= 0]) == {0} and set(actions[observations < 0]) == {1}
 
 
+def test_agent_without_td_errors_is_rejected_for_prioritized_sampling(tmp_path):
+    log = {"observations": np.zeros((9, 2), np.float32), "actions": np.ones(8, np.int64), "rewards": np.ones(8)}
+    with pytest.raises(
+        ValueError, match="sampler must be 'uniform' for an agent that does not return a TD error .*Watch"
+    ):
+        watch([{**log, "terminated": True}], tmp_path, steps=2, online_steps=0, sampler="prioritized")
+
+
 @pytest.mark.slow
 def test_collected_return_is_the_mean_of_the_last_ten_episodes(after_dataset):
     _, run = after_dataset

@@ -119,7 +119,9 @@ def test_discontinuity_ends_episodes_without_timeouts():
 def test_infos_are_read_only_as_extra_fields(data):
     path = data / "d4rl/hopper_medium-v2.hdf5"
     assert "qpos" not in next(iter(load(path))).steps
-    episode = next(iter(load(path, extra_fields=["qpos"])))
+    source = load(path, extra_fields=["qpos"])
+    episode = next(iter(source))
+    assert source.unread == ("infos/action_log_probs", "infos/qvel")
     with h5py.File(path) as file:
         np.testing.assert_array_equal(episode.steps["qpos"][:-1], file["infos/qpos"][: episode.num_transitions])
     with pytest.raises(SourceError, match="has no 'infos/nothing'"):
