@@ -186,12 +186,12 @@ def test_environment_that_fails_in_every_first_step_raises():
     construct = functools.partial(lambda: GymnasiumEnvironment(Counting(failure="raise", fails_at=1)))
     with (
         ParallelEnvironment([construct], num_workers=0) as env,
-        warnings.catch_warnings(),
+        pytest.warns(RuntimeWarning, match="failed and started new episodes") as failures,
         pytest.raises(EnvironmentFailedError, match=r"(?s)environment 0 failed 4 times without a step.*exploded"),
     ):
-        warnings.simplefilter("ignore", RuntimeWarning)
         for _ in range(20):
             env.step(np.zeros(1, int))
+    assert len(failures) == 3
 
 
 def test_interrupted_step_is_followed_by_new_episodes():

@@ -350,9 +350,14 @@ def test_value_of_a_policy_with_goals_is_that_of_random_goals(tmp_path):
 
 def test_policy_with_a_state_begins_again_in_each_episode():
     columns = {"observation": np.zeros((9, 1), np.float32), "reward": np.zeros(9)}
-    choices = EvaluatedPolicy(CountingPolicy()).choose_along(
-        lambda rows, names: {name: columns[name][rows] for name in names}, np.array([3, 5, 1]), 0
-    )
+    taken = []
+
+    def take(rows, names):
+        taken.append((names, rows.tolist()))
+        return {name: columns[name][rows] for name in names}
+
+    choices = EvaluatedPolicy(CountingPolicy()).choose_along(take, np.array([3, 5, 1]), 0)
+    assert [rows for names, rows in taken if "reward" in names] == [[3, 0], [4, 1], [5], [6]]
     np.testing.assert_allclose(choices[:, 0, 0] * 1e6, [0, 1, 2, 0, 1, 2, 3, 4, 0], atol=0.1)
 
 

@@ -171,6 +171,8 @@ def test_bounds_and_names_move_with_their_fields():
     back = load(mapped, mapping={"split": {"observation.state": {"observation.q": 1, "observation.r": 3}}})
     assert json.loads(back.metadata["feature_names"]) == {"observation.q": ["x"], "observation.r": ["y", "a_0", "a_1"]}
     assert back.step_spec["observation"]["r"].maximum.tolist() == [2, 4, 4]
+    renamed = load(source, mapping={"rename": {"observation.b": "observation.z"}})
+    assert json.loads(renamed.metadata["feature_names"]) == {"observation.z": ["x", "y"]}
     relative = load(source, mapping={"rename": {"action": "a"}, "constant": {"action": [1.5, 2]}})
     assert relative.step_spec["action"].minimum is None
 
@@ -476,6 +478,7 @@ def test_convert_and_inspect_print_the_fields_before_and_after(data, tmp_path, c
         ({"select": {"success": 1}}, "'success' must be true or false"),
         ({"select": {"episodes": [3]}}, r"must have the episodes \[3\], but has 1"),
         ({"select": {"episodes": "a"}}, "must be a slice such as '10:20'"),
+        ({"select": {"episodes": []}}, "must be a slice such as '10:20'"),
         ({"select": {"length": 3}}, r"'length' must be \[minimum, maximum\]"),
         ({"select": {"task": 3}}, r"'task' must be a text"),
         ({"select": {"task": "x"}}, "no episode of .* meets the conditions"),

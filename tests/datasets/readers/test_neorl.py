@@ -62,6 +62,8 @@ def test_files_of_neorl_2_tell_terminal_states_from_time_limits(index):
     assert read_ends(source) == [(3, True), (1, False), (2, False)] and not source.warnings and not source.unread
     with pytest.raises(SourceError, match="truncated"):
         load({**rows, "done": done, "truncated": truncated, "index": [3, 6]}).count()
+    source = load({**ROWS, "truncated": 0 * truncated})
+    assert read_ends(source) == [(3, True), (1, True), (2, True)] and not source.warnings
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from reference_impls import rlds_dataset
 from rlds2reverb import SourceError, TrajectoryWindows, ingest, load, summarize, write_dataset
 from rlds2reverb.adders import NStep
 from rlds2reverb.cli import run
+from rlds2reverb.datasets.writers.rlds_features import encode_images
 from rlds2reverb.reverb.writing.report import IngestWarning
 from rlds2reverb.types.specs import leaves
 
@@ -454,6 +455,12 @@ def test_files_of_another_encoding_raise(data, tmp_path):
     source = load(data / "formats/rlds/a2/openx_boundary/1.0.0", image_decoding=False)
     with pytest.raises(SourceError, match=r"'observation.image' must be png files, got b'\\xff\\xd8.*' in step 0"):
         write_dataset(describe(source, {"observation.image": "png"}), tmp_path / "a/1.0.0", format="rlds")
+
+
+def test_unknown_final_images_become_black():
+    file = tf.io.encode_png(np.full((2, 3, 3), 9, np.uint8)).numpy()
+    first, last = encode_images(np.array([file, b""], object), "png", "image")
+    assert first == file and (tf.io.decode_png(last) == np.zeros((2, 3, 3))).numpy().all()
 
 
 def test_descriptions_for_other_formats_are_reported(tmp_path):

@@ -70,6 +70,12 @@ def test_metadata_that_differ_raise(tmp_path, format):
     require_difference(logs[:1], logs[1:], tmp_path, format, r"'level' is 3 instead of 4")
 
 
+def test_discounts_that_differ_raise(tmp_path):
+    (episode,) = load([make_log()])
+    other = replace(episode, steps={**episode.steps, "discount": episode.steps["discount"] / 2})
+    require_difference([episode], [other], tmp_path, "rlds", r"step\['discount'\] is 1.0 instead of 0.5")
+
+
 def test_lossy_images_are_reported(data, tmp_path):
     pytest.importorskip("av")
     source = load(data / "formats/lerobot/v2.1/c2", cameras=["wrist"])
