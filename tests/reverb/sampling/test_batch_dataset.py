@@ -287,6 +287,9 @@ def test_several_servers_are_sampled_like_one_table(alpha):
 
     def measure(servers):
         counts = np.bincount(sample_batches(servers, 200, 96).data.astype(int), minlength=8)[1:]
+        parts = zip(np.split(counts, [2, 3]), np.split(expected, [2, 3]), strict=True)
+        within = np.concatenate([found.sum() * part / part.sum() for found, part in parts])
+        assert chi_square_p_value(counts, within, 4) > 1e-4  # Within a server, always.
         return chi_square_p_value(counts, expected, 6)
 
     with serve_numbers(*tables, alpha=alpha) as servers:
